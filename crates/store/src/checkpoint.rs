@@ -114,10 +114,10 @@ impl Store {
     /// Begins checkpoints of logs that are due in this mode, and advances those that have begun.
     pub(crate) fn checkpoint_if_due(&self, pace: MaintenanceMode) -> PassOutcome {
         let mut outcome = PassOutcome::default();
-        let wants_memory = self.signals.is_memory_wanted.swap(false, Ordering::Relaxed);
+        let wants_memory = self.background.signals.is_memory_wanted.swap(false, Ordering::Relaxed);
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             if self.is_checkpoint_due(log, wants_memory, pace) {
-                outcome.add(self.begin_checkpoint(&mut self.maintenance.lock(), log));
+                outcome.add(self.begin_checkpoint(&mut self.root.maintenance.lock(), log));
             }
             outcome.merge(match self.is_retry_delayed(log) {
                 true => self.maintain_engines(&self.keyspaces_of(log)),
@@ -131,7 +131,7 @@ impl Store {
     /// retries at once.
     fn is_retry_delayed(&self, log: &LogState) -> bool {
         let now = self.clock.now();
-        let m = self.maintenance.lock();
+        let m = self.root.maintenance.lock();
         let rest = m.pending[log.id.index()].as_ref().and_then(|pending| pending.retry);
         rest.is_some_and(|(_, until)| now < until) && !self.options.inline
     }
@@ -143,9 +143,11 @@ impl Store {
             let wants = |e: &dyn Engine| e.wants_checkpoint() || (wants_memory && e.is_memory_high());
             self.keyspaces_of(log).iter().any(|k| k.engine().is_ok_and(|e| wants(&**e)))
         };
-        let is_full = self.is_disk_full.load(Ordering::Relaxed) && log.id == LogId::Journal;
+        let is_full = self.disk_state.is_full() && log.id == LogId::Journal;
         appended >= self.checkpoint_due_bytes(log)
-            || (is_full && appended >= FULL_DISK_SEGMENTS * self.geometry.min_segment && self.engines_disk_reserve().is_some())
+            || (is_full
+                && appended >= FULL_DISK_SEGMENTS * self.geometry.min_segment
+                && self.engines_disk_reserve().is_some())
             || (appended > 0 && log.tombstones_block_gc.swap(false, Ordering::Relaxed))
             // An engine of the store log may need an image before it can free the space of entries
             // that it moved since the last one.
@@ -176,15 +178,15 @@ impl Store {
     /// Checkpoints the current state of the keyspaces of `log`. Returns false if damage prevents
     /// it.
     pub(crate) fn checkpoint(&self, log: &LogState) -> Result<bool> {
-        while self.maintenance.lock().pending[log.id.index()].is_some() {
+        while self.root.maintenance.lock().pending[log.id.index()].is_some() {
             self.advance_checkpoint(log).into_result()?;
         }
         let keyspaces = self.keyspaces_of(log);
         while !is_replay_finished(&keyspaces) && self.maintain_engines(&keyspaces).into_result()? {}
-        if !self.begin_checkpoint(&mut self.maintenance.lock(), log)? {
+        if !self.begin_checkpoint(&mut self.root.maintenance.lock(), log)? {
             return Ok(false);
         }
-        while self.maintenance.lock().pending[log.id.index()].is_some() {
+        while self.root.maintenance.lock().pending[log.id.index()].is_some() {
             self.advance_checkpoint(log).into_result()?;
         }
         Ok(true)
@@ -209,7 +211,7 @@ impl Store {
             return Ok(());
         };
         let log = self.log(write.keyspace.log());
-        let is_pending = || self.maintenance.lock().pending[log.id.index()].is_some();
+        let is_pending = || self.root.maintenance.lock().pending[log.id.index()].is_some();
         if !is_pending() {
             return self.free_memory_by_checkpoint(writes);
         }
@@ -227,7 +229,7 @@ impl Store {
     /// no epoch guard.
     pub(crate) fn flush_journal(&self) -> Result<bool> {
         let log = self.log(LogId::Journal);
-        let is_pending = self.maintenance.lock().pending[log.id.index()].is_some();
+        let is_pending = self.root.maintenance.lock().pending[log.id.index()].is_some();
         let appended = log.since_checkpoint();
         if !self.options.checkpoints {
             return Ok(false);
@@ -311,7 +313,7 @@ impl Store {
         if log.id == LogId::Journal {
             self.wait_durable(frozen)?;
             self.write_root(m, false)?;
-            self.floor_seq.store(frozen.0, Ordering::Release);
+            self.root.published.set_floor(frozen);
         }
         Ok(())
     }
@@ -334,10 +336,10 @@ impl Store {
     /// Returns the keyspaces of the pending checkpoint of `log`, if there is one. ROOT's floor is
     /// raised before.
     fn pending_keyspaces(&self, log: &LogState) -> Result<Option<Vec<Arc<KeyspaceState>>>> {
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         let Some(pending) = m.pending[log.id.index()].as_ref() else { return Ok(None) };
         let (frozen, keyspaces) = (pending.reference.seq, pending.keyspaces.clone());
-        if log.id == LogId::Journal && self.floor_seq.load(Ordering::Acquire) < frozen.0 {
+        if log.id == LogId::Journal && self.root.published.floor() < frozen {
             self.raise_floor(&mut m, log, frozen)?; // the first attempt failed
         }
         Ok(Some(keyspaces))
@@ -347,8 +349,8 @@ impl Store {
     /// checkpoint that is pending now, because another thread may have ended the previous one and
     /// begun the next.
     fn end_if_flushed(&self, log: &LogState) -> Result<bool> {
-        self.check_not_poisoned()?;
-        let mut m = self.maintenance.lock();
+        self.health.check_not_poisoned()?;
+        let mut m = self.root.maintenance.lock();
         let is_settled =
             |p: &PendingCheckpoint| p.keyspaces.iter().all(|k| k.engine().is_ok_and(|e| e.is_flushed()));
         let is_over = m.pending[log.id.index()].as_ref().is_some_and(is_settled);
@@ -374,12 +376,12 @@ impl Store {
         keyspaces: &[Arc<KeyspaceState>],
         step: impl Fn(&dyn Engine, &Views, Seq) -> Result<bool> + Sync,
     ) -> PassOutcome {
-        let _at_work = self.engine_steps_lock.read();
+        let _at_work = self.background.engine_steps_lock.read();
         if let Err(closed) = self.check_open() {
             // After `close` the files may belong to another process.
             return PassOutcome::from(Err(closed));
         }
-        let durable_seq = Seq(self.floor_seq.load(Ordering::Acquire));
+        let durable_seq = self.root.published.floor();
         let views = self.current_views();
         // Runs up to `count` steps of a keyspace. Returns whether it has more to do. An engine that
         // has just flushed its frozen data continues in its next turn: a merge takes longer than
@@ -406,7 +408,7 @@ impl Store {
         for keyspace in keyspaces {
             let (first, has_more) = steps(keyspace, 1);
             outcome.merge(first);
-            if outcome.has_failed() && self.check_not_poisoned().is_err() {
+            if outcome.has_failed() && self.health.check_not_poisoned().is_err() {
                 return outcome;
             }
             busy.extend(has_more.then_some(keyspace));
@@ -464,7 +466,7 @@ impl Store {
             m.retire(PendingFree::Predecessors(Arc::clone(keyspace)));
         }
         {
-            let _alone = self.stripes.lock_exclusive();
+            let _alone = self.pipeline.stripes.lock_exclusive();
             pending
                 .keyspaces
                 .iter()
@@ -487,10 +489,10 @@ impl Store {
     /// now, and the keyspaces, which it freezes. The list of keyspaces is taken while no commit
     /// runs: an earlier list could lack a keyspace that has records before the position.
     fn take_position(&self, m: &RootState, log: &LogState) -> (CheckpointRef, Vec<Arc<KeyspaceState>>) {
-        let making = self.next_segment.lock();
-        let _alone = self.stripes.lock_exclusive();
-        let order = self.commit_state.lock();
-        let word = self.window.word();
+        let making = self.root.next_segment.lock();
+        let _alone = self.pipeline.stripes.lock_exclusive();
+        let order = self.pipeline.commit_state.lock();
+        let word = self.pipeline.window.word();
         let keyspaces = self.keyspaces_of(log);
         let mut open: Vec<LogPosition> = Vec::new();
         for (index, tail) in order.tails.iter().enumerate().filter(|(tail, _)| log_of(*tail) == log.id) {
@@ -520,7 +522,7 @@ impl Store {
             let keyspace: &Arc<KeyspaceState> = &keyspaces[index];
             let path = self.image_path(keyspace.id(), to.number);
             let mut writer =
-                ImageWriter::create(&*self.disk, path, self.id, keyspace.id(), to.number, slots)?;
+                ImageWriter::create(&*self.disk, path, self.identity.id, keyspace.id(), to.number, slots)?;
             keyspace.engine()?.save(&mut writer)?;
             let bytes = writer.finish()?;
             keyspace.image_bytes.store(bytes, Ordering::Relaxed);

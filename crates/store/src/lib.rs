@@ -8,7 +8,7 @@
 //!  commits       commit encode append tail log group_commit stall threads
 //!  space         preallocate root_writer gc checkpoint idle compact cache_balance
 //!  keyspaces     catalog keyspace_state unpublished bulk_load ingest convert copy change_tracker
-//!  open, close   recover tail_scan replay close repair verify
+//!  open, close   recover tail_scan replay close health repair verify
 //!  readers       view owned_cursor pinned_state export image value_writer stats workload wire
 //! ```
 //!
@@ -23,14 +23,15 @@
 //! ## Threads
 //!
 //! Any thread may call any function. Locks, in order of acquisition: `close_lock`, `pass_lock`, the
-//! `change_lock` of the catalog, `engine_steps_lock`, `maintenance`, the `leader` lock of
-//! `sync_round`, `next_segment`, the stripes (some, or all exclusively), `commit_state` (the *order
+//! `change_lock` of the catalog, `engine_steps_lock`, `maintenance`, the `leader` lock of the sync
+//! rounds, `next_segment`, the stripes (some, or all exclusively), `commit_state` (the *order
 //! lock*), the segment lists of the logs, and the locks of engines. No I/O happens under the order
 //! lock, except for notes and seals. No lock is held while a closure of the caller runs.
 
 pub mod backup;
 mod checkpoint;
 mod commit;
+mod health;
 mod keyspace;
 mod maintenance;
 mod recovery;
@@ -75,31 +76,26 @@ pub use stats::{
     StoreOptions, VerifyReport,
 };
 
-use crossbeam_utils::CachePadded;
-
-use crate::stats::commit_rate::{CommitRate, CommitSampler};
-use commit::CommitState;
-use commit::group_commit::SyncRound;
+use crate::health::Health;
+use commit::CommitPipeline;
+use commit::group_commit::SyncState;
 use keyspace::catalog::Catalog;
-use maintenance::threads::ThreadSignals;
+use maintenance::cache_balance::CacheBalance;
+use maintenance::threads::Background;
+use recovery::close::Lifecycle;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::EngineFactory;
 use sheaf_engine::views::ViewSlots;
-use sheaf_engine::window::{CommitProgress, CommitWindow, Stripes};
-use sheaf_log::root::{Root, RootSlots};
+use sheaf_log::root::Root;
 use sheaf_log::types::{Durability, Incarnation, LogId, MAX_BATCH, Seq, StoreId};
 use sheaf_platform::clock::Clock;
 use sheaf_platform::disk::Disk;
-use sheaf_platform::fork::ForkGuard;
 use sheaf_platform::memory::MemoryPart;
-use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use sheaf_platform::sync::{Mutex, RwLock};
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::{event, span};
 use space::log::LogState;
-use space::root_writer::RootState;
-
-/// Length of the window, in seconds, over which the commit rate is averaged.
-const COMMIT_RATE_SECONDS: f64 = 4.0;
+use space::preallocate::DiskState;
+use space::root_writer::RootWriter;
 
 /// Sizes and thresholds that differ between the normal and the tiny geometry.
 #[derive(Clone, Copy, Debug)]
@@ -177,13 +173,13 @@ pub(crate) struct StoreCounters {
     pub(crate) blob_bytes_written: AtomicU64,
 }
 
-/// Flags that every call reads and that rarely change.
-#[derive(Debug, Default)]
-struct StoreFlags {
-    is_closed: AtomicBool,
-    is_poisoned: AtomicBool,
-    /// A commit is half applied: reads fail too.
-    is_commit_half_applied: AtomicBool,
+/// Identity of the database and of this opening. It never changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoreIdentity {
+    pub(crate) id: StoreId,
+    /// Key of the hashes of user keys.
+    pub(crate) hash_key: u128,
+    pub(crate) incarnation: Incarnation,
 }
 
 /// One open database.
@@ -194,78 +190,28 @@ pub struct Store {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     factories: Vec<Arc<dyn EngineFactory>>,
-    id: StoreId,
-    hash_key: u128,
-    incarnation: Incarnation,
+    identity: StoreIdentity,
     context: Arc<EngineContext>,
-    root_slots: RootSlots,
     logs: [LogState; LogId::ALL.len()],
     catalog: Catalog,
-    commit_state: CachePadded<Mutex<CommitState>>,
-    /// Reserves the sequence numbers and the places of commits.
-    window: CommitWindow,
-    /// Sequence numbers from here on need a new ROOT first.
-    seq_bound: CachePadded<AtomicU64>,
-    stripes: Stripes,
-    commit_progress: Arc<CommitProgress>,
-    flags: CachePadded<StoreFlags>,
+    /// Order, places and visibility of commits. Contains the order lock.
+    pipeline: CommitPipeline,
+    /// Flags that every call reads.
+    health: Health,
     /// Registrations of views.
     view_slots: ViewSlots,
-    durable: AtomicU64,
-    /// Time of the oldest commit that no sync round has taken, in ns of the clock plus 1. 0 if
-    /// there is none.
-    unsynced_since: AtomicU64,
-    /// Time of the oldest commit that a sync round has taken and not yet made durable, in the same
-    /// unit.
-    syncing_since: AtomicU64,
-    sync_round: SyncRound,
-    /// The journal is durable up to this commit, and ROOT says so. Changed only under
-    /// `maintenance`.
-    floor_seq: AtomicU64,
-    /// Held shared while an engine writes files of its own. `close` acquires it exclusively, and
-    /// thereby waits for these writes, before it closes the engines.
-    engine_steps_lock: RwLock<()>,
-    maintenance: Mutex<RootState>,
-    /// Number of the next segment. The lock is held while a segment is created.
-    next_segment: Mutex<u64>,
-    blob_bound: AtomicU64,
-    /// Segments sealed since the background last wrote ROOT because of sealed segments.
-    sealed_since_root: AtomicU64,
-    /// Bytes of retired segments that one ROOT slot may still list.
-    pending_free_bytes: AtomicU64,
-    /// Bytes of retired segments that only pinned states keep.
-    pinned_bytes: AtomicU64,
-    pinned_states: AtomicU64,
-    /// The disk was full at the last creation of a segment: GC frees as much as it can.
-    is_disk_full: AtomicBool,
-    /// The file system has few free inodes.
-    is_low_on_inodes: AtomicBool,
-    /// Detects pauses between commits.
-    idle_state: Mutex<maintenance::idle::IdleState>,
-    /// Serializes maintenance passes. While it is held, no pass is in the middle of a step.
-    pass_lock: Mutex<()>,
-    /// Time of the last adjustment of cache shares, in ns of the clock.
-    balanced_at_ns: AtomicU64,
-    /// Smallest number of free bytes between cache blocks since they were last returned to the
-    /// system.
-    min_fragmentation: AtomicU64,
-    /// Commit rate of the last seconds, sampled with every adjustment of cache shares.
-    commit_rate: Mutex<(CommitSampler, CommitRate)>,
-    /// Mean lifespan of an entry in a hot segment, in commits. `u64::MAX` until it is known.
-    lifespan: AtomicU64,
-    signals: Arc<ThreadSignals>,
+    /// Sync rounds, and what is durable. Contains the leader lock.
+    sync: SyncState,
+    /// ROOT. Contains the maintenance lock and the lock of segment numbers.
+    root: RootWriter,
+    disk_state: DiskState,
+    /// Background threads and maintenance passes. Contains `pass_lock` and `engine_steps_lock`.
+    background: Background,
+    cache_balance: CacheBalance,
     counters: StoreCounters,
     workload_saver: stats::workload::WorkloadSaver,
-    /// Serializes calls of `close`.
-    close_lock: Mutex<()>,
-    poison_cause: Mutex<Option<PoisonCause>>,
-    fork: ForkGuard,
-    opening: OpeningStats,
-    /// Lock on the database directory. `None` after `close`.
-    file_lock: Mutex<Option<Box<dyn std::fmt::Debug + Send + Sync>>>,
-    threads: Mutex<Vec<maintenance::threads::BackgroundThread>>,
-    /// Helper threads that are running background steps now.
-    helper_count: AtomicUsize,
+    /// Opening and closing. Contains `close_lock`.
+    lifecycle: Lifecycle,
 }
 
 impl std::fmt::Debug for Store {
@@ -310,18 +256,18 @@ impl Store {
     /// Returns the newest visible commit.
     #[must_use]
     pub fn visible(&self) -> Seq {
-        self.commit_progress.visible()
+        self.pipeline.progress.visible()
     }
 
     /// Returns the last commit that has a sequence number. It may not be visible yet.
     pub(crate) fn newest(&self) -> Seq {
-        self.commit_progress.last_assigned(self.window.reserved())
+        self.pipeline.newest()
     }
 
     /// Returns the number of commits per second over the last two to four seconds. Returns `None`
     /// if there were none, or if the rate is not known yet.
     pub(crate) fn commits_per_second(&self) -> Option<f64> {
-        self.commit_rate.lock().1.get()
+        self.cache_balance.commits_per_second()
     }
 
     /// Waits until commit `seq` is visible to all readers. Called by a reader that found an entry
@@ -331,21 +277,13 @@ impl Store {
     ///
     /// Returns [`Error::Poisoned`] if the commit, or an earlier one, failed.
     pub fn wait_visible(&self, seq: Seq) -> Result<()> {
-        self.commit_progress.wait(seq)
+        self.pipeline.progress.wait(seq)
     }
 
     /// Returns the newest commit that is known to be durable, with all commits before it.
     #[must_use]
     pub fn durable(&self) -> Seq {
-        Seq(self.durable.load(Ordering::Acquire))
-    }
-    /// Returns [`Error::Closed`] if the database is closed, or if this process is a forked child.
-    #[inline]
-    pub(crate) fn check_not_closed(&self) -> Result<()> {
-        if self.flags.is_closed.load(Ordering::Relaxed) || self.fork.is_child() {
-            return Err(Error::Closed);
-        }
-        Ok(())
+        self.sync.durable()
     }
 
     /// Checks that the database can be read.
@@ -356,11 +294,7 @@ impl Store {
     /// - [`Error::Poisoned`] if a commit is half applied.
     #[inline]
     pub fn check_open(&self) -> Result<()> {
-        self.check_not_closed()?;
-        if self.flags.is_commit_half_applied.load(Ordering::Acquire) {
-            return Err(self.poison_error());
-        }
-        Ok(())
+        self.health.check_readable()
     }
 
     /// Like [`Store::check_open`], and also checks that the database can be written.
@@ -376,39 +310,22 @@ impl Store {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
-        self.check_not_poisoned()
-    }
-
-    /// Checks that the database is not poisoned.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Poisoned`] otherwise.
-    #[inline]
-    pub(crate) fn check_not_poisoned(&self) -> Result<()> {
-        if self.flags.is_poisoned.load(Ordering::Acquire) { Err(self.poison_error()) } else { Ok(()) }
-    }
-
-    /// Returns the error of a poisoned database. A reader may see a half-applied commit just before
-    /// its cause is recorded.
-    pub(crate) fn poison_error(&self) -> Error {
-        Error::Poisoned { cause: self.poison_cause.lock().unwrap_or(PoisonCause::Commit) }
+        self.health.check_not_poisoned()
     }
 
     /// Poisons the database: every later write fails. Called after a failure, if the kernel may
     /// hold some of its data.
     pub(crate) fn poison(&self, cause: PoisonCause) -> Error {
         event!(ERROR, "the database refuses writes from now on", cause = cause.name());
-        self.poison_cause.lock().get_or_insert(cause);
-        self.flags.is_poisoned.store(true, Ordering::Release);
-        self.sync_round.wake();
-        self.signals.wake();
-        self.poison_error()
+        self.health.mark_poisoned(cause);
+        self.sync.round.wake();
+        self.background.wake();
+        self.health.poison_error()
     }
 
     /// Like [`Store::poison`], and also makes every later read fail.
     pub(crate) fn poison_reads(&self, cause: PoisonCause) {
-        self.flags.is_commit_half_applied.store(true, Ordering::Release);
+        self.health.mark_commit_half_applied();
         drop(self.poison(cause));
     }
 
@@ -420,16 +337,12 @@ impl Store {
     #[must_use]
     pub fn stats(&self) -> DatabaseStats {
         let memory = &self.context.memory;
-        // The order matters: a sync round moves the time from the first variable to the second.
-        let since = [&self.unsynced_since, &self.syncing_since].map(|since| since.load(Ordering::Acquire));
-        let unsynced_age = match since.iter().filter_map(|since| since.checked_sub(1)).min() {
-            Some(since) if self.durable() < self.visible() => {
-                self.clock.now().saturating_sub(Duration::from_nanos(since))
-            }
+        let unsynced_age = match self.sync.oldest_unsynced() {
+            Some(since) if self.durable() < self.visible() => self.clock.now().saturating_sub(since),
             _ => Duration::ZERO,
         };
         let (mut views, mut oldest_view, mut staged) = (0, None, BlobStats::default());
-        if !self.fork.is_child() {
+        if !self.health.is_forked_child() {
             staged = self.context.blobs.stats();
             let now = self.current_views();
             (views, oldest_view) = (now.len() as u64, now.oldest().map(|s| s.0));
@@ -443,19 +356,15 @@ impl Store {
             sync_waits: load(&self.counters.sync_waits),
             views,
             oldest_view_seq: oldest_view,
-            pinned_states: load(&self.pinned_states),
-            pinned_bytes: load(&self.pinned_bytes),
+            pinned_states: load(&self.root.published.pinned_states),
+            pinned_bytes: load(&self.root.published.pinned_bytes),
             throttles: load(&self.counters.throttles),
             stalls: self.counters.stalls.stats(),
             checkpoints: load(&self.counters.checkpoints),
             checkpoint_bytes: load(&self.counters.checkpoint_bytes),
             blob_bytes_written: load(&self.counters.blob_bytes_written),
             blobs: staged,
-            poisoned: if self.flags.is_poisoned.load(Ordering::Acquire) {
-                *self.poison_cause.lock()
-            } else {
-                None
-            },
+            poisoned: self.health.poison_cause(),
             memory: MemoryStats {
                 budget: memory.budget(),
                 index: memory.used(MemoryPart::Index),
@@ -463,9 +372,9 @@ impl Store {
                 buffers: memory.used(MemoryPart::Buffers),
                 cache: memory.used(MemoryPart::Cache),
             },
-            caches: if self.fork.is_child() { Vec::new() } else { self.cache_stats() },
+            caches: if self.health.is_forked_child() { Vec::new() } else { self.cache_stats() },
             logs: self.logs.iter().map(LogState::stats).collect(),
-            opening: self.opening,
+            opening: self.lifecycle.opening,
             descriptors: self.disk.descriptors().unwrap_or_default(),
             has_ipc: false,
         }
@@ -481,9 +390,9 @@ impl Store {
     pub(crate) fn root_template(&self) -> Root {
         Root {
             generation: 0,
-            store: self.id,
-            hash_key: self.hash_key,
-            incarnation: self.incarnation,
+            store: self.identity.id,
+            hash_key: self.identity.hash_key,
+            incarnation: self.identity.incarnation,
             is_clean: false,
             floor: Seq::ZERO,
             first_seq: Seq::ZERO,
@@ -502,16 +411,22 @@ impl Store {
 mod tests {
     use std::mem::{offset_of, size_of};
 
+    use crossbeam_utils::CachePadded;
+
     use super::*;
+    use crate::commit::CommitState;
+    use sheaf_engine::window::CommitWindow;
+    use sheaf_platform::sync::Mutex;
 
     #[test]
     fn written_and_read_fields_share_no_cache_line() {
         let line = align_of::<CachePadded<u8>>();
         let fields = [
-            (offset_of!(Store, commit_state), size_of::<CachePadded<Mutex<CommitState>>>()),
-            (offset_of!(Store, window), size_of::<CommitWindow>()),
-            (offset_of!(Store, seq_bound), size_of::<CachePadded<AtomicU64>>()),
-            (offset_of!(Store, flags), size_of::<CachePadded<StoreFlags>>()),
+            (offset_of!(Store, pipeline.commit_state), size_of::<CachePadded<Mutex<CommitState>>>()),
+            (offset_of!(Store, pipeline.window), size_of::<CommitWindow>()),
+            (offset_of!(Store, pipeline.seq_bound), size_of::<CachePadded<AtomicU64>>()),
+            (offset_of!(Store, pipeline), size_of::<CommitPipeline>()),
+            (offset_of!(Store, health), size_of::<Health>()),
             (offset_of!(Store, view_slots), size_of::<ViewSlots>()),
         ];
         for (offset, size) in fields {

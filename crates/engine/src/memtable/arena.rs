@@ -100,6 +100,7 @@ impl ArenaBlock {
     /// Replaces the free units by the range from `at` to `end`. The rest of the previous range
     /// stays unused.
     fn refill(&self, at: u64, end: u64) {
+        assert!(at <= end && end <= u64::from(u32::MAX), "arena (I3): the free units are in the block");
         // `Release`: a thread that allocates from the block also sees the chunk.
         self.free.store(end << 32 | at, Ordering::Release);
     }
@@ -162,7 +163,7 @@ impl MemtableArena {
             }
         };
         let chunk = chunk_of(at);
-        assert!(chunk < CHUNKS, "a memtable is rotated long before it has 32 GiB");
+        assert!(chunk < CHUNKS, "arena (I2): a memtable is rotated long before it has 32 GiB");
         if self.chunks[chunk].load(Ordering::Acquire).is_null() {
             self.add(chunk);
         }

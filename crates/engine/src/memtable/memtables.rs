@@ -114,6 +114,10 @@ impl<M: MemtableLayer> Memtables<M> {
     /// Freezes the active memtable. A new one takes the commits.
     #[must_use]
     pub fn freeze(&self, tiny: bool, guard: &Guard) -> Memtables<M> {
+        assert!(
+            self.frozen.is_none(),
+            "memtables (I1): a frozen memtable leaves the state only when flushed"
+        );
         Memtables { active: Arc::new(self.active.next(tiny, guard)), frozen: Some(Arc::clone(&self.active)) }
     }
 

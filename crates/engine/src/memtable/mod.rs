@@ -228,6 +228,7 @@ impl Memtable {
     /// whether it did. Must be called by one thread at a time for each key.
     pub fn replace(&self, place: ArenaOffset, version: MemtableVersion, views: &Views) -> bool {
         let old = self.version(place);
+        assert!(old.seq <= version.seq, "memtable (I1): a link leads to an older version");
         let is_kept = views.needs(old.seq, version.seq);
         if is_kept {
             let link = self.table.link(place);

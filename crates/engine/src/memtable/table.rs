@@ -5,7 +5,7 @@
 //! ## Picture
 //!
 //! ```text
-//!  hash -> stripe -> cell: tag 32 | record 32 ──┐          ordered tree (`sorted_keys.rs`) ──┐
+//!  hash -> stripe -> cell: tag 32 | record 32 ──┐          ordered tree (`sorted_keys`) ─────┐
 //!                                               v                                            v
 //!  record:  word 8 | seq 8 | key length 4 | link 4, if the owner has links | key
 //! ```

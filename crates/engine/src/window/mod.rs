@@ -315,6 +315,10 @@ impl ClosedWindow<'_> {
 
 impl Drop for ClosedWindow<'_> {
     fn drop(&mut self) {
+        assert!(
+            self.window.word().is_closed(),
+            "window (I3): only the holder of the order lock opens the window"
+        );
         if let Some(mut shape) = self.tail_set.take() {
             let guard = epoch::pin();
             self.word = self.word.with_next_generation();

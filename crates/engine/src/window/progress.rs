@@ -183,6 +183,7 @@ impl CommitProgress {
 
     /// Records that commit `seq` failed because of `cause` and never completes.
     pub fn fail(&self, seq: Seq, cause: PoisonCause) {
+        assert!(self.visible() < seq, "progress (I3): a failed commit is not visible");
         self.cause.get_or_init(|| cause);
         self.failed.fetch_min(seq.0, Ordering::SeqCst);
         self.waiters.wake_all();

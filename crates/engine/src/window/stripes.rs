@@ -103,6 +103,7 @@ impl Stripes {
     /// Takes the stripes in `list`, or exclusive access if there are too many.
     #[inline]
     pub fn lock<'s>(&'s self, list: &'s [u16]) -> StripesGuard<'s> {
+        debug_assert!(list.is_sorted_by(|a, b| a < b), "stripes (I1): each stripe once, in ascending order");
         if list.len() > MAX_STRIPES {
             return StripesGuard { stripes: self, list: &[], alone: Some(self.lock_exclusive()) };
         }

@@ -28,11 +28,11 @@
 //! durable. A database with this file cannot be opened ([`check_finished`]).
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backup::MANIFEST_TEMP_FILE;
+use crate::recovery::close::DirLock;
 use crate::{LOCK, is_database_file};
 use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, create_dirs, remove_tree};
 use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
@@ -65,7 +65,7 @@ pub(crate) struct OutputDir<'a> {
     /// True if the directory existed before, empty.
     existed: bool,
     marker: &'static str,
-    lock: Option<Box<dyn fmt::Debug + Send + Sync>>,
+    lock: Option<DirLock>,
     /// Names of created files and directories at the top level.
     created: BTreeSet<String>,
     /// True if files of a database were created here, too.
@@ -148,7 +148,7 @@ impl<'a> OutputDir<'a> {
         })
     }
 
-    fn take_lock(&self) -> Result<Box<dyn fmt::Debug + Send + Sync>> {
+    fn take_lock(&self) -> Result<DirLock> {
         match self.disk.lock(&self.dir.join(LOCK), LockMode::Exclusive).during(IoOp::Lock, &self.dir)? {
             LockOutcome::Acquired(lock) => Ok(lock),
             LockOutcome::Busy(pid) => Err(Error::locked(&self.dir, pid, LockConflict::Owner)),
@@ -221,6 +221,8 @@ impl<'a> OutputDir<'a> {
             let Ok(lock) = self.take_lock() else { return }; // another process opened it
             self.lock = Some(lock);
         }
+        let is_locked = self.lock.is_some();
+        assert!(is_locked || !self.is_database, "output_dir (I1): database files are removed under the lock");
         let entries = self.disk.list(&self.dir).unwrap_or_default();
         let is_ours = |entry: &&DirEntry| {
             self.created.contains(&entry.name)

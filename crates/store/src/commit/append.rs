@@ -75,8 +75,10 @@ impl Store {
                 };
                 let (segment, gap) = (Arc::clone(segment), order.tails[tail].gap_at(offset));
                 let part = u8::try_from(part).unwrap_or(u8::MAX);
+                let (bytes, room) = (encoded.frame_bytes(from, to), order.tails[tail].room_after(offset));
+                assert!(bytes <= room, "commit (I1): the frames have places in the segment");
                 chunks.push(FrameChunk { segment, offset, gap, part, from, to });
-                closed.word.set_offset(tail, offset + encoded.frame_bytes(from, to));
+                closed.word.set_offset(tail, offset + bytes);
                 from = to;
             }
         }
@@ -192,7 +194,7 @@ impl Store {
             // The commit that is being placed may have its first frames in this segment.
             full.note_seq(closed.word.next());
             full.seal(log.appended());
-            self.sealed_since_root.fetch_add(1, Ordering::Relaxed);
+            self.root.sealed_since_write.fetch_add(1, Ordering::Relaxed);
             here.unsynced.push((here.end_at(closed.word.offset(tail)), full));
         }
         next.set_hot(tail == HOT_TAIL);

@@ -15,7 +15,6 @@ use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::Address;
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
 use sheaf_platform::error::{Error, PoisonCause, Result};
-use sheaf_platform::sync::atomic::Ordering;
 
 impl Store {
     /// Copies the frames of a commit to their places.
@@ -51,23 +50,14 @@ impl Store {
         Ok(())
     }
 
-    /// Records the time of the first commit that is not durable.
-    #[inline]
-    pub(super) fn note_unsynced(&self) {
-        if self.unsynced_since.load(Ordering::Relaxed) == 0 {
-            let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX - 1);
-            self.unsynced_since.store(now + 1, Ordering::Relaxed);
-        }
-    }
-
     /// Permanently closes the window because the frames of commit `seq` could not be copied, or
     /// because the commit panicked. If no later commit has a seq, returns the seq: it was never
     /// visible.
     pub(super) fn fail_commit(&self, seq: Seq, cause: PoisonCause) -> Error {
         let error = self.poison(cause);
-        self.commit_progress.fail(seq, cause);
-        let _order = self.commit_state.lock();
-        let mut closed = self.window.close();
+        self.pipeline.progress.fail(seq, cause);
+        let _order = self.pipeline.commit_state.lock();
+        let mut closed = self.pipeline.window.close();
         if closed.word.reserved() == seq {
             closed.word.return_seq();
         }
@@ -86,11 +76,11 @@ impl Store {
             write: 0,
         }));
         loop {
-            let alone = self.stripes.lock_exclusive();
-            let mut order = self.commit_state.lock();
+            let alone = self.pipeline.stripes.lock_exclusive();
+            let mut order = self.pipeline.commit_state.lock();
             self.check_writable()?;
-            let mut closed = self.window.close();
-            if closed.word.next().0 >= self.seq_bound.load(Ordering::Relaxed) {
+            let mut closed = self.pipeline.window.close();
+            if self.pipeline.is_seq_bound_reached(closed.word.next()) {
                 drop((closed, order, alone));
                 self.extend_bounds()?;
                 continue;
@@ -131,8 +121,8 @@ impl Store {
         }
         whole.is_applying = true;
         apply(seq);
-        self.note_unsynced();
-        let completed = self.commit_progress.complete(seq);
+        self.sync.note_unsynced(&*self.clock);
+        let completed = self.pipeline.progress.complete(seq);
         whole.complete();
         completed?;
         Ok(())

@@ -35,6 +35,7 @@ use sheaf_engine::window::{ClosedWindow, TAILS, WindowWord};
 use sheaf_log::blob;
 use sheaf_log::segment::Segment;
 use sheaf_log::types::{Durability, Incarnation, LogId, Seq, StoreId};
+use sheaf_platform::clock::Clock;
 use sheaf_platform::disk::SECTOR;
 use sheaf_platform::error::{Error, IoContext, IoOp, PoisonCause, Result};
 use sheaf_platform::parallel::map_threads;
@@ -118,6 +119,66 @@ impl SyncRound {
     }
 }
 
+/// Durable commits, and the sync rounds that make commits durable.
+#[derive(Debug, Default)]
+pub(crate) struct SyncState {
+    pub(crate) round: SyncRound,
+    /// Newest commit that is durable with all commits before it. Written under the leader lock.
+    durable: AtomicU64,
+    /// Time of the oldest commit that no round has taken, in ns of the clock plus 1. 0 if there is
+    /// none. Set by commits, and cleared under the leader lock.
+    unsynced_since: AtomicU64,
+    /// Time of the oldest commit that a round has taken and not yet made durable, in the same unit.
+    /// Written under the leader lock.
+    syncing_since: AtomicU64,
+}
+
+impl SyncState {
+    /// Returns the newest commit that is known to be durable, with all commits before it.
+    #[inline]
+    pub(crate) fn durable(&self) -> Seq {
+        Seq(self.durable.load(Ordering::Acquire))
+    }
+
+    /// Starts with `cut`, the last commit that recovery accepted. It is durable when the opening
+    /// returns.
+    pub(crate) fn begin(&self, cut: Seq) {
+        self.durable.store(cut.0, Ordering::Relaxed);
+    }
+
+    /// Marks all commits up to `seq` as durable. The caller holds the leader lock.
+    fn mark_durable(&self, seq: Seq) {
+        assert!(self.durable() <= seq, "group_commit (I1): the durable mark only grows");
+        self.durable.store(seq.0, Ordering::Release);
+        self.syncing_since.store(0, Ordering::Release);
+    }
+
+    /// Records the time of the first commit that no round has taken.
+    #[inline]
+    pub(crate) fn note_unsynced(&self, clock: &dyn Clock) {
+        if self.unsynced_since.load(Ordering::Relaxed) == 0 {
+            let now = u64::try_from(clock.now().as_nanos()).unwrap_or(u64::MAX - 1);
+            self.unsynced_since.store(now + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a round takes all unsynced commits. The caller holds the leader lock.
+    fn take_unsynced_since(&self) {
+        let since = self.unsynced_since.load(Ordering::Relaxed);
+        if since > 0 {
+            self.syncing_since.store(since, Ordering::Release);
+            self.unsynced_since.store(0, Ordering::Release);
+        }
+    }
+
+    /// Returns the time of the oldest commit that may not be durable.
+    pub(crate) fn oldest_unsynced(&self) -> Option<Duration> {
+        // The order matters: a sync round moves the time from the first variable to the second.
+        let since = [&self.unsynced_since, &self.syncing_since].map(|since| since.load(Ordering::Acquire));
+        since.iter().filter_map(|since| since.checked_sub(1)).min().map(Duration::from_nanos)
+    }
+}
+
 /// Guard of the leader lock. Wakes the waiters after it has released the lock: a waiter that wakes
 /// earlier could find the lock still taken, and sleep without a leader.
 pub(crate) struct LeaderGuard<'a> {
@@ -183,25 +244,25 @@ impl Store {
             return Ok(());
         }
         self.counters.sync_waits.fetch_add(1, Ordering::Relaxed);
-        self.sync_round.waiters_total.fetch_add(1, Ordering::AcqRel);
+        self.sync.round.waiters_total.fetch_add(1, Ordering::AcqRel);
         self.wait_shared_round(seq)
     }
 
     /// Runs a round for the caller alone, even if rounds of other threads have synced the commit.
     /// With `vertical`, skips it if an earlier round of the same thread has synced the commit.
     fn wait_own_round(&self, seq: Seq, vertical: bool) -> Result<()> {
-        let done = (self.incarnation, self.id);
+        let done = (self.identity.incarnation, self.identity.id);
         let mine = OWN_SYNCED.with(|own| own.get().filter(|(of, _)| *of == done).map(|(_, upto)| upto));
         if vertical && mine.is_some_and(|upto| upto >= seq) {
             return Ok(());
         }
         self.counters.sync_waits.fetch_add(1, Ordering::Relaxed);
-        let _leading = self.sync_round.lock_leader();
+        let _leading = self.sync.round.lock_leader();
         match self.check_writable() {
             Err(_) if self.durable() >= seq => return Ok(()),
             other => other?,
         }
-        self.sync_round.recent_waits.fetch_add(1, Ordering::Relaxed);
+        self.sync.round.recent_waits.fetch_add(1, Ordering::Relaxed);
         self.sync_as_leader(SyncMode::Always)?;
         OWN_SYNCED.with(|own| own.set(Some((done, self.durable()))));
         Ok(())
@@ -210,17 +271,17 @@ impl Store {
     fn wait_shared_round(&self, seq: Seq) -> Result<()> {
         let mut yields = 0;
         loop {
-            let round = self.sync_round.ended.load();
+            let round = self.sync.round.ended.load();
             if self.durable() >= seq {
                 return Ok(());
             }
             self.check_writable()?;
-            if let Some(_leading) = self.sync_round.try_lock_leader() {
+            if let Some(_leading) = self.sync.round.try_lock_leader() {
                 if self.durable() >= seq {
                     return Ok(());
                 }
                 self.gather_waiters();
-                self.sync_round.recent_waits.fetch_add(1, Ordering::Relaxed);
+                self.sync.round.recent_waits.fetch_add(1, Ordering::Relaxed);
                 self.sync_as_leader(SyncMode::IfDirty)?;
                 continue;
             }
@@ -228,7 +289,7 @@ impl Store {
                 yields += 1;
                 sheaf_platform::sync::thread::yield_now();
             } else {
-                self.sync_round.ended.wait(round);
+                self.sync.round.ended.wait(round);
             }
         }
     }
@@ -236,7 +297,7 @@ impl Store {
     /// Waits for as many waiters as the last round served, but only for a fraction of the sync
     /// duration.
     fn gather_waiters(&self) {
-        let round = &self.sync_round;
+        let round = &self.sync.round;
         let last = round.last_served.load(Ordering::Relaxed);
         let short = || {
             round.waiters_total.load(Ordering::Acquire) - round.waiters_at_last.load(Ordering::Relaxed) < last
@@ -255,11 +316,11 @@ impl Store {
     /// Runs one round for the background: syncs unsynced data, or writes the durable mark to the
     /// logs.
     pub(crate) fn sync_tick(&self) -> Result<bool> {
-        self.sync_round.recent_waits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |d| Some(d / 2)).ok();
-        if self.flags.is_poisoned.load(Ordering::Acquire) {
+        self.sync.round.recent_waits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |d| Some(d / 2)).ok();
+        if self.health.is_poisoned() {
             return Ok(false);
         }
-        let _leading = self.sync_round.lock_leader();
+        let _leading = self.sync.round.lock_leader();
         if self.durable() < self.visible() {
             self.sync_as_leader(SyncMode::IfDirty)?;
             return Ok(true);
@@ -270,15 +331,15 @@ impl Store {
     /// Writes notes of the durable mark to the logs, once after the last commit (commit.md R8).
     fn append_watermarks(&self) -> Result<bool> {
         let durable = self.durable().0;
-        if self.sync_round.noted_seq.swap(durable, Ordering::Relaxed) == durable {
+        if self.sync.round.noted_seq.swap(durable, Ordering::Relaxed) == durable {
             return Ok(false);
         }
-        let mut order = self.commit_state.lock();
-        self.check_not_poisoned()?;
-        if self.flags.is_closed.load(Ordering::Acquire) {
+        let mut order = self.pipeline.commit_state.lock();
+        self.health.check_not_poisoned()?;
+        if self.health.is_closed() {
             return Ok(false); // the next owner may already be writing after the end
         }
-        let (mut closed, mut rolled) = (self.window.close(), false);
+        let (mut closed, mut rolled) = (self.pipeline.window.close(), false);
         for tail in 0..TAILS {
             let due = &self.log(log_of(tail)).is_watermark_due;
             if order.tails[tail].segment.is_some() && due.swap(false, Ordering::Relaxed) {
@@ -316,7 +377,7 @@ impl Store {
 
     /// Runs the last round, after the last commit.
     pub(crate) fn sync_for_close(&self) -> Result<()> {
-        let _leading = self.sync_round.lock_leader();
+        let _leading = self.sync.round.lock_leader();
         self.sync_as_leader(SyncMode::IfDirty)
     }
 
@@ -334,18 +395,18 @@ impl Store {
     fn sync_with<R>(&self, whether: SyncMode, look: impl FnOnce(&CommitState, WindowWord) -> R) -> Result<R> {
         // Every leader must check this itself. Data that a failed round had taken is no longer in
         // any list of unsynced data, so the next round would wrongly report it as durable.
-        self.check_not_poisoned()?;
-        let mut order = self.commit_state.lock();
-        let mut closed = self.window.close();
+        self.health.check_not_poisoned()?;
+        let mut order = self.pipeline.commit_state.lock();
+        let mut closed = self.pipeline.window.close();
         let UnsyncedData { blobs, segments, full } = self.take_unsynced(&mut order, &mut closed, whether);
         let seen = look(&order, closed.word);
-        let seq = self.commit_progress.last_assigned(closed.word.reserved());
+        let seq = self.pipeline.progress.last_assigned(closed.word.reserved());
         // This mode is naive on purpose: no thread commits until the round is over.
         let order = (self.options.group_commit_mode == GroupCommitMode::Blocking).then_some((closed, order));
         let _span = span!(TRACE, "sync round", commit = seq.0, segments = segments.len());
         // Fails if a commit in the window failed and poisoned the store. Then nothing more becomes
         // durable.
-        self.commit_progress.wait(seq)?;
+        self.pipeline.progress.wait(seq)?;
         segments.iter().for_each(|(end, segment)| segment.publish(*end));
         full.iter().for_each(|(end, segment)| segment.file().end_stores(*end));
         let began = self.clock.now();
@@ -355,15 +416,15 @@ impl Store {
             // No sync was lost: the next round takes all of this data again.
             Err(error @ Error::TooManyFiles { .. }) => {
                 drop(order);
-                self.restore_unsynced(&mut self.commit_state.lock(), blobs, segments);
+                self.restore_unsynced(&mut self.pipeline.commit_state.lock(), blobs, segments);
                 return Err(error);
             }
             Err(_) => return Err(self.poison(PoisonCause::Sync)),
         }
         let took = self.clock.now().saturating_sub(began).as_nanos();
-        self.sync_round.last_sync_ns.store(u64::try_from(took).unwrap_or(0), Ordering::Relaxed);
-        self.durable.store(seq.0, Ordering::Release);
-        self.syncing_since.store(0, Ordering::Release);
+        self.sync.round.last_sync_ns.store(u64::try_from(took).unwrap_or(0), Ordering::Relaxed);
+        assert!(seq <= self.visible(), "store (I2): a durable commit is visible");
+        self.sync.mark_durable(seq);
         for log in LogId::ALL {
             self.log(log).is_watermark_due.store(true, Ordering::Relaxed);
         }
@@ -422,14 +483,10 @@ impl Store {
             let end = order.tails[tail].end_at(closed.word.offset(tail));
             segments.extend(order.tails[tail].segment.iter().map(|s| (end, Arc::clone(s))));
         }
-        let since = self.unsynced_since.load(Ordering::Relaxed);
-        if since > 0 {
-            self.syncing_since.store(since, Ordering::Release);
-            self.unsynced_since.store(0, Ordering::Release);
-        }
-        let arrived = self.sync_round.waiters_total.load(Ordering::Acquire);
-        let before = self.sync_round.waiters_at_last.swap(arrived, Ordering::Relaxed);
-        self.sync_round.last_served.store(arrived - before, Ordering::Relaxed);
+        self.sync.take_unsynced_since();
+        let arrived = self.sync.round.waiters_total.load(Ordering::Acquire);
+        let before = self.sync.round.waiters_at_last.swap(arrived, Ordering::Relaxed);
+        self.sync.round.last_served.store(arrived - before, Ordering::Relaxed);
         UnsyncedData { blobs: std::mem::take(&mut order.unsynced_blobs), segments, full }
     }
 }

@@ -42,6 +42,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
+use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use self::execute::UnfinishedCommit;
@@ -52,12 +53,16 @@ use crate::commit::tail::Tail;
 use crate::space::log::RoomWaiter;
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::{Action, EngineOp, HashedKey, Preparation};
-use sheaf_engine::window::{StripeList, StripesGuard, TAILS, stripe_of};
+use sheaf_engine::window::{
+    CommitProgress, CommitWindow, StripeList, Stripes, StripesGuard, TAILS, stripe_of,
+};
 use sheaf_log::blob::{UncommittedBlob, UnsyncedBlobs};
 use sheaf_log::frame::HEADER;
 use sheaf_log::segment::{Address, Segment};
 use sheaf_log::types::{LogId, MAX_KEY, MAX_VALUE, Seq};
 use sheaf_platform::error::{Error, Result, StallKind};
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{self, Guard};
 
 /// Number of times that one commit reclaims memory and tries again.
@@ -102,6 +107,51 @@ pub(crate) struct CommitState {
     pub(crate) preallocated: [VecDeque<Arc<Segment>>; LogId::ALL.len()],
     /// Blob files of commits that are not durable yet.
     pub(crate) unsynced_blobs: UnsyncedBlobs,
+}
+
+/// State that gives commits their order, their places and their visibility. Each part that commits
+/// write has cache lines of its own.
+#[derive(Debug)]
+pub(crate) struct CommitPipeline {
+    /// Stripes of the keys. A commit takes them before it reserves.
+    pub(crate) stripes: Stripes,
+    /// State under the order lock, which is this mutex.
+    pub(crate) commit_state: CachePadded<Mutex<CommitState>>,
+    /// Reserves the sequence numbers and the places of commits.
+    pub(crate) window: CommitWindow,
+    /// Sequence numbers from here on need a new ROOT first. Written under the maintenance lock.
+    pub(crate) seq_bound: CachePadded<AtomicU64>,
+    /// Complete and visible commits.
+    pub(crate) progress: Arc<CommitProgress>,
+}
+
+impl CommitPipeline {
+    /// Creates the state of a store without commits.
+    pub(crate) fn new(progress: Arc<CommitProgress>) -> CommitPipeline {
+        CommitPipeline {
+            stripes: Stripes::default(),
+            commit_state: CachePadded::default(),
+            window: CommitWindow::new(),
+            seq_bound: CachePadded::default(),
+            progress,
+        }
+    }
+
+    /// Returns whether ROOT must reserve more sequence numbers before a commit gets `next`.
+    #[inline]
+    pub(crate) fn is_seq_bound_reached(&self, next: Seq) -> bool {
+        next.0 >= self.seq_bound.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many reserved sequence numbers are left.
+    pub(crate) fn seqs_left(&self) -> u64 {
+        self.seq_bound.load(Ordering::Relaxed).saturating_sub(self.window.word().next().0)
+    }
+
+    /// Returns the last commit that has a sequence number. It may not be visible yet.
+    pub(crate) fn newest(&self) -> Seq {
+        self.progress.last_assigned(self.window.reserved())
+    }
 }
 
 /// Result of an attempt to commit.
@@ -262,7 +312,7 @@ impl Store {
                 Error::Busy { waiting_for: StallKind::Memory }
             }
             other => {
-                self.signals.wake();
+                self.background.wake();
                 other
             }
         }
@@ -302,7 +352,7 @@ impl Store {
             };
             match turn {
                 CommitAttempt::Done(outcome, upto) => {
-                    self.commit_progress.wait(upto)?;
+                    self.pipeline.progress.wait(upto)?;
                     return Ok(Some(outcome));
                 }
                 CommitAttempt::Blocked => return Ok(None),
@@ -424,7 +474,7 @@ impl Store {
         let is_outdated =
             |w: &CommitWrite<'_>| !w.keyspace.engine().is_ok_and(|engine| engine.is_current(&w.op));
         loop {
-            let held = self.stripes.lock(&stripes);
+            let held = self.pipeline.stripes.lock(&stripes);
             self.check_writable()?;
             if let Some(gone) = writes.iter().find(|w| w.keyspace.is_dropped()) {
                 return Err(Error::KeyspaceNotFound { name: gone.keyspace.name().to_owned() });
@@ -494,8 +544,8 @@ impl Store {
         for (log, (operations, removals)) in self.logs.iter().zip(counts).filter(|(_, (some, _))| *some > 0) {
             log.note_operations(operations, removals);
         }
-        self.note_unsynced();
-        let completed = self.commit_progress.complete(seq);
+        self.sync.note_unsynced(&*self.clock);
+        let completed = self.pipeline.progress.complete(seq);
         whole.complete();
         completed?;
         Ok(seq)
@@ -503,7 +553,7 @@ impl Store {
 
     /// Returns the last commit that may have changed a key of these stripes.
     fn last_seq_of(&self, stripes: &[u16]) -> Seq {
-        stripes.iter().map(|stripe| self.stripes.last(*stripe)).max().unwrap_or(Seq::ZERO)
+        stripes.iter().map(|stripe| self.pipeline.stripes.last(*stripe)).max().unwrap_or(Seq::ZERO)
     }
 
     /// Waits until the commit that may have removed `key` is visible. Called by a reader of the
@@ -515,7 +565,7 @@ impl Store {
     /// Returns [`Error::Poisoned`] if that commit, or an earlier one, failed.
     #[inline]
     pub fn wait_missing_visible(&self, keyspace: &KeyspaceState, key: &[u8]) -> Result<()> {
-        self.commit_progress.wait(self.stripes.last(stripe_of(keyspace.id(), key)))
+        self.pipeline.progress.wait(self.pipeline.stripes.last(stripe_of(keyspace.id(), key)))
     }
 }
 

@@ -31,7 +31,7 @@ impl Store {
     #[cold]
     pub(super) fn extend_seqs(&self, waits: &mut CommitWaits) -> Result<()> {
         if !waits.may_wait() {
-            self.signals.wake();
+            self.background.wake();
             if self.options.inline {
                 return self.extend_bounds();
             }
@@ -59,7 +59,7 @@ impl Store {
             if !is_awaited {
                 return make();
             }
-            self.signals.wake();
+            self.background.wake();
         }
         let keyspace =
             writes.iter().find(|write| write.keyspace.log() == run.log).map(|write| write.keyspace);
@@ -70,10 +70,10 @@ impl Store {
     /// While committers wait for syncs, all commits use one tail: a second file would cost each
     /// sync round a second sync.
     pub(super) fn is_hot(&self, next: Seq, writes: &[CommitWrite<'_>]) -> bool {
-        let lifespan = self.lifespan.load(Ordering::Relaxed);
+        let lifespan = self.root.published.lifespan();
         let lately =
             |op: &EngineOp<'_>| op.prior != Seq::ZERO && next.0.saturating_sub(op.prior.0) <= lifespan;
-        !self.sync_round.is_in_demand()
+        !self.sync.round.is_in_demand()
             && writes.iter().all(|w| w.keyspace.log() != LogId::ValueLog || lately(&w.op))
     }
 
@@ -92,8 +92,10 @@ impl Store {
             let hot = self.is_hot(self.visible().next(), writes);
             encoded.is_hot = hot;
             let runs = &encoded.runs;
-            let reserved =
-                self.window.reserve(guard, |shape, word| self.reserve_in_open(shape, word, runs, hot));
+            let reserved = self
+                .pipeline
+                .window
+                .reserve(guard, |shape, word| self.reserve_in_open(shape, word, runs, hot));
             if let Some((Some((seq, offsets)), shape)) = reserved {
                 return Ok(ReserveResult::Reserved(ReservedPlaces::InOpenSegments { seq, offsets, shape }));
             }
@@ -121,7 +123,7 @@ impl Store {
             offsets[run.log.index()] = offset;
             word.set_offset(tail, offset + run.bytes);
         }
-        if word.next().0 >= self.seq_bound.load(Ordering::Relaxed) {
+        if self.pipeline.is_seq_bound_reached(word.next()) {
             return ReserveDecision::No(None);
         }
         ReserveDecision::Yes(Some((word.take_seq(), offsets)))
@@ -136,12 +138,12 @@ impl Store {
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
     ) -> Result<ReserveResult<'g>> {
         let reserve = self.reserve_segments(removes_only(writes));
-        let mut order = self.commit_state.lock();
+        let mut order = self.pipeline.commit_state.lock();
         self.check_writable()?;
-        let mut closed = self.window.close();
+        let mut closed = self.pipeline.window.close();
         let next = closed.word.next();
         encoded.is_hot = self.is_hot(next, writes);
-        if next.0 >= self.seq_bound.load(Ordering::Relaxed) {
+        if self.pipeline.is_seq_bound_reached(next) {
             return Ok(ReserveResult::Failed(CommitAttempt::NeedsSeqs));
         }
         if let Some(run) = order.first_unfitting_run(encoded, reserve, closed.word) {
@@ -158,14 +160,14 @@ impl Store {
         drop(order);
         if rolled {
             self.set_throttle(); // the maintenance thread may not run for a while
-            self.signals.wake();
+            self.background.wake();
         }
         Ok(ReserveResult::Reserved(ReservedPlaces::AcrossSegments { seq, chunks }))
     }
 
     /// Returns whether a run does not fit into the preallocated segments.
     pub(super) fn lacks_room(&self, order: &CommitState, encoded: &EncodedCommit, reserve: usize) -> bool {
-        order.first_unfitting_run(encoded, reserve, self.window.word()).is_some()
+        order.first_unfitting_run(encoded, reserve, self.pipeline.window.word()).is_some()
     }
 }
 

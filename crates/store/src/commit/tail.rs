@@ -32,6 +32,7 @@ pub(crate) const HOT_TAIL: usize = TAILS - 1;
 pub(crate) const CONTROL_FRAME_BYTES: u64 = 24;
 /// Bytes at the end of a segment that are reserved for its seal.
 pub(crate) const SEAL_ROOM: u64 = SECTOR;
+const _: () = assert!(CONTROL_FRAME_BYTES <= SEAL_ROOM, "tail (I1): there is always room for a seal");
 
 /// Returns the tail of `log` for hot or for other commits.
 pub(crate) fn tail_of(log: LogId, hot: bool) -> usize {

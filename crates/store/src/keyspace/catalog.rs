@@ -355,7 +355,7 @@ impl Store {
     /// Writes to both slots of ROOT that options exist, before a record has some. A build that does
     /// not know options then rejects the database.
     fn write_options_to_root(&self) -> Result<()> {
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         if self.catalog.has_options() {
             return Ok(());
         }
@@ -440,7 +440,7 @@ impl Store {
             Record { keyspace: KeyspaceId::CATALOG, key: name.as_bytes(), content: RecordContent::Remove };
         let seq = self.commit_catalog(&[record], |seq| self.catalog.set(name, None, seq))?;
         self.acknowledge_unreported(seq, Durability::Sync)?;
-        self.signals.wake();
+        self.background.wake();
         Ok(true)
     }
 

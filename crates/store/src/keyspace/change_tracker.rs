@@ -220,9 +220,10 @@ impl ChangeTracker {
         self.is_active() && self.state.lock().is_blocked
     }
 
-    /// Blocks commits. No commit may run concurrently.
+    /// Blocks commits. No commit may run concurrently. One thread at a time may block a keyspace.
     pub(crate) fn block(&self) {
         let mut state = self.state.lock();
+        assert!(!state.is_blocked, "change_tracker (I2): only one thread blocks and unblocks a keyspace");
         state.is_blocked = true;
         self.update_active(&state);
     }

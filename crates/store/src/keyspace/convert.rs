@@ -137,7 +137,7 @@ impl ChangeTracking {
 
 impl Drop for ChangeTracking {
     fn drop(&mut self) {
-        if self.store.fork.is_child() {
+        if self.store.health.is_forked_child() {
             return; // as in `View`
         }
         self.source.change_tracker.stop();
@@ -339,6 +339,11 @@ impl Conversion {
         while matches!(self.state, ConversionState::CatchingUp(_)) {
             self.copy_changed()?;
         }
+        let is_blocked = source.change_tracker.is_blocked();
+        assert!(
+            is_blocked,
+            "convert (I2): no commit to the source gets a seq before the target has its name"
+        );
         if let Some(writer) = self.writer.take() {
             writer.publish(Some(&source))?;
         }

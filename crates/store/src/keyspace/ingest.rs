@@ -249,7 +249,7 @@ impl IngestWriter {
         store.check_writable()?; // after closing, the next owner may use the files
         self.has_files = true;
         store.check_disk_reserve(2 * self.bytes.len() as u64)?;
-        let _at_work = store.engine_steps_lock.read();
+        let _at_work = store.background.engine_steps_lock.read();
         store.check_writable()?; // checked again under the lock: closing waits for its holders
         let mut unsynced = UnsyncedBlobs::default();
         self.blobs.drain(..).for_each(|staged| unsynced.add(staged));
@@ -269,6 +269,8 @@ impl IngestWriter {
     }
 
     fn commit_all(&mut self) -> Result<()> {
+        let is_known = self.unpublished.is_registered();
+        assert!(is_known, "unpublished (I3): GC knows the keyspace before its first commit");
         let (keyspace, bytes) = (&self.unpublished.keyspace, &self.bytes);
         let write = |(key, what): &(Range<usize>, IngestOp)| {
             let action = match what {

@@ -53,11 +53,13 @@ impl Store {
         self.check_writable()?;
         check_name(name)?;
         let keyspace = Arc::new(self.new_keyspace_state(name, engine, options)?);
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         for _ in 0..2 {
-            self.write_root(&mut m, false)?; // I1
+            self.write_root(&mut m, false)?;
         }
         drop(m);
+        let next = self.catalog.next_id();
+        assert!(keyspace.id() < next, "unpublished (I1): both slots of ROOT have a larger next id");
         Ok(UnpublishedKeyspace {
             store: Arc::clone(self),
             keyspace,
@@ -76,26 +78,31 @@ impl UnpublishedKeyspace {
         }
     }
 
+    /// Returns whether GC and checkpoints know the keyspace.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.is_registered
+    }
+
     /// Publishes the keyspace durably; it replaces `before`. The caller holds `change_lock`.
     pub(crate) fn publish(mut self, before: Option<&KeyspaceState>) -> Result<Arc<KeyspaceState>> {
         self.register();
         let named = self.store.publish_keyspace(&self.keyspace, before);
         self.is_published = !self.keyspace.is_unpublished();
         named?;
-        self.store.signals.wake(); // a replaced keyspace must be reclaimed
+        self.store.background.wake(); // a replaced keyspace must be reclaimed
         Ok(Arc::clone(&self.keyspace))
     }
 }
 
 impl Drop for UnpublishedKeyspace {
     fn drop(&mut self) {
-        if self.is_published || self.store.fork.is_child() {
+        if self.is_published || self.store.health.is_forked_child() {
             return;
         }
-        let alone = self.store.stripes.lock_exclusive();
+        let alone = self.store.pipeline.stripes.lock_exclusive();
         self.store.catalog.discard(&self.keyspace, self.store.visible());
         drop(alone);
-        self.store.signals.wake();
+        self.store.background.wake();
     }
 }
 
@@ -108,7 +115,7 @@ pub(crate) struct CommitBlock<'a> {
 impl Store {
     /// Blocks commits to `keyspace`. All earlier commits to it are visible when this returns.
     pub(crate) fn block_commits<'a>(&'a self, keyspace: &'a KeyspaceState) -> CommitBlock<'a> {
-        let _alone = self.stripes.lock_exclusive();
+        let _alone = self.pipeline.stripes.lock_exclusive();
         keyspace.change_tracker.block();
         CommitBlock { store: self, keyspace }
     }
@@ -116,7 +123,7 @@ impl Store {
 
 impl Drop for CommitBlock<'_> {
     fn drop(&mut self) {
-        if !self.store.fork.is_child() {
+        if !self.store.health.is_forked_child() {
             self.keyspace.change_tracker.unblock();
         }
     }

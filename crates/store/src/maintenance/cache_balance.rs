@@ -15,12 +15,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::stats::commit_rate::{CommitRate, CommitSampler};
 use crate::{CacheStats, Store};
 use sheaf_engine::contract::Engine;
+use sheaf_log::types::Seq;
 use sheaf_platform::memory::cache_arbiter::{CacheShare, proportion};
 use sheaf_platform::memory::{MemoryPart, block_alloc};
-use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
+/// Length of the window, in seconds, over which the commit rate is averaged.
+const COMMIT_RATE_SECONDS: f64 = 4.0;
 /// Interval between two steps of the cache arbiter, if there are background threads.
 const BALANCE_INTERVAL: Duration = Duration::from_millis(100);
 /// Part of the budget that caches evict for a commit that found no memory.
@@ -34,6 +39,53 @@ const TRIM_DIVISOR: u64 = 64;
 /// Caches are moved to huge pages only while this part of their limit is free. Otherwise evictions
 /// would soon split the huge pages.
 const HUGE_PAGE_DIVISOR: u64 = 16;
+
+/// State of the cache balance. The maintenance and the preallocation thread write it.
+#[derive(Debug)]
+pub(crate) struct CacheBalance {
+    /// Time of the last adjustment of cache shares, in ns of the clock.
+    balanced_at_ns: AtomicU64,
+    /// Smallest number of free bytes between cache blocks since they were last returned to the
+    /// system.
+    min_fragmentation: AtomicU64,
+    /// Commit rate of the last seconds, sampled with every adjustment of cache shares.
+    commit_rate: Mutex<(CommitSampler, CommitRate)>,
+}
+
+impl CacheBalance {
+    /// Creates the state of a store that has just been opened.
+    pub(crate) fn new() -> CacheBalance {
+        CacheBalance {
+            balanced_at_ns: AtomicU64::new(0),
+            min_fragmentation: AtomicU64::new(0),
+            commit_rate: Mutex::new((
+                CommitSampler::default(),
+                CommitRate::over_seconds(COMMIT_RATE_SECONDS),
+            )),
+        }
+    }
+
+    /// Returns the time of the next adjustment of cache shares.
+    fn next_adjustment(&self) -> Duration {
+        Duration::from_nanos(self.balanced_at_ns.load(Ordering::Relaxed)) + BALANCE_INTERVAL
+    }
+
+    fn note_adjustment(&self, now: Duration) {
+        self.balanced_at_ns.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Samples the number of commits since the last call.
+    fn sample_commit_rate(&self, visible: Seq, now: Duration) {
+        let (looks, speed) = &mut *self.commit_rate.lock();
+        let (commits, time) = looks.sample(visible, now);
+        speed.add(commits, time);
+    }
+
+    /// Returns the number of commits per second, or `None` if it is not known or zero.
+    pub(crate) fn commits_per_second(&self) -> Option<f64> {
+        self.commit_rate.lock().1.get()
+    }
+}
 
 impl Store {
     /// Calls `with` with all caches, and with a function that evicts from one of them.
@@ -80,12 +132,11 @@ impl Store {
             self.evict_bytes(over);
         }
         let now = self.clock.now();
-        let due = Duration::from_nanos(self.balanced_at_ns.load(Ordering::Relaxed)) + BALANCE_INTERVAL;
-        if !self.options.inline && now < due {
+        if !self.options.inline && now < self.cache_balance.next_adjustment() {
             return;
         }
-        self.balanced_at_ns.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        self.sample_commit_rate(now);
+        self.cache_balance.note_adjustment(now);
+        self.cache_balance.sample_commit_rate(self.visible(), now);
         self.trim_cache_memory();
         let room = memory.cache_limit().saturating_sub(memory.total());
         if !self.options.inline && room > memory.cache_limit() / HUGE_PAGE_DIVISOR {
@@ -98,25 +149,19 @@ impl Store {
         });
     }
 
-    /// Samples the number of commits since the last call.
-    fn sample_commit_rate(&self, now: Duration) {
-        let (looks, speed) = &mut *self.commit_rate.lock();
-        let (commits, time) = looks.sample(self.visible(), now);
-        speed.add(commits, time);
-    }
-
     /// Returns free memory between cache blocks to the system if it exceeds its smallest value
     /// since the last return by a part of the budget. The limit of the caches is reduced by the
     /// rest.
     pub(crate) fn trim_cache_memory(&self) {
         let (between, share) = (block_alloc::fragmented_bytes(), self.context.memory.budget() / TRIM_DIVISOR);
-        let least = self.min_fragmentation.load(Ordering::Relaxed).min(between);
-        self.min_fragmentation.store(least, Ordering::Relaxed);
+        let smallest = &self.cache_balance.min_fragmentation;
+        let least = smallest.load(Ordering::Relaxed).min(between);
+        smallest.store(least, Ordering::Relaxed);
         if between > least + share {
             // Uses the value from before the call: memory that is freed during the call can still
             // be returned.
             let given = block_alloc::release_pages();
-            self.min_fragmentation.store(between.saturating_sub(given), Ordering::Relaxed);
+            smallest.store(between.saturating_sub(given), Ordering::Relaxed);
         }
         self.context.memory.set_fragmentation(self.cache_fragmentation());
     }
@@ -147,7 +192,7 @@ impl Store {
         if memory.used(MemoryPart::Cache) < SMALL_EVICTION && !memory.is_over_budget() {
             return;
         }
-        self.signals.wake(); // evicts the rest
+        self.background.wake(); // evicts the rest
         self.evict_bytes(
             SMALL_EVICTION + memory.total().saturating_sub(memory.evict_limit()).min(SMALL_EVICTION),
         );

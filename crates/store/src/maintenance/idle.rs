@@ -32,7 +32,6 @@ use crate::space::preallocate::FULL_DISK_READER_WAIT;
 use crate::{KeyspaceState, Store};
 use sheaf_log::types::LogId;
 use sheaf_platform::error::{Error, IoOp, Result, StallKind};
-use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch;
 
 /// Commits have paused if they appended at most [`IDLE_BYTES`] for this time. In inline mode they
@@ -71,7 +70,7 @@ impl Store {
         let now = self.clock.now();
         let appended = self.logs.iter().map(|log| log.appended()).sum::<u64>();
         let most = if self.options.inline { 0 } else { IDLE_BYTES };
-        let mut quiet = self.idle_state.lock();
+        let mut quiet = self.background.idle_state.lock();
         if quiet.checks == 0 || appended.saturating_sub(quiet.appended) > most {
             *quiet = IdleState { since: now, appended, checks: 1 };
             return MaintenanceMode::Busy;
@@ -87,7 +86,7 @@ impl Store {
     /// Runs one step of idle work other than GC and checkpoints.
     pub(crate) fn idle_step(&self) -> PassOutcome {
         let mut outcome = PassOutcome::default();
-        if self.has_pinned_state() && self.is_disk_full.load(Ordering::Relaxed) {
+        if self.has_pinned_state() && self.disk_state.is_full() {
             return outcome; // it would need space, and pinned files would not be freed
         }
         outcome.add(self.shrink_preallocated());

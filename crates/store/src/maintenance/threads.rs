@@ -24,13 +24,13 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use crate::commit::stall::CommitWaits;
-use crate::maintenance::idle::MaintenanceMode;
+use crate::maintenance::idle::{IdleState, MaintenanceMode};
 use crate::{CommitWrite, Store};
 use sheaf_platform::error::{Error, IoOp, PoisonCause, Result, StallKind};
 use sheaf_platform::parallel::join_both;
-use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sheaf_platform::sync::thread::JoinHandle;
-use sheaf_platform::sync::{Condvar, Mutex};
+use sheaf_platform::sync::{Condvar, Mutex, RwLock};
 
 /// Longest delay of one commit.
 const MAX_THROTTLE: Duration = Duration::from_micros(40);
@@ -74,6 +74,55 @@ impl ThreadSignals {
         *self.is_work_due.lock() = true;
         self.maintenance_wake.notify_one();
         self.preallocation_wake.notify_one();
+    }
+
+    /// Waits for `wake`, at most for `interval`. Returns the store, or `None` if it is closing.
+    fn wait_for_turn(&self, store: &Weak<Store>, wake: &Condvar, interval: Duration) -> Option<Arc<Store>> {
+        let mut due = self.is_work_due.lock();
+        if !self.is_stopping.load(Ordering::Acquire) {
+            wake.wait_for(&mut due, interval);
+        }
+        drop(due);
+        store.upgrade().filter(|_| !self.is_stopping.load(Ordering::Acquire))
+    }
+}
+
+/// Background threads, and the locks of their steps.
+#[derive(Debug, Default)]
+pub(crate) struct Background {
+    pub(crate) signals: Arc<ThreadSignals>,
+    threads: Mutex<Vec<BackgroundThread>>,
+    /// Helper threads that are running background steps now.
+    helper_count: AtomicUsize,
+    /// Serializes maintenance passes. While it is held, no pass is in the middle of a step.
+    pub(crate) pass_lock: Mutex<()>,
+    /// Held shared while an engine writes files of its own. `close` acquires it exclusively, and
+    /// thereby waits for these writes, before it closes the engines.
+    pub(crate) engine_steps_lock: RwLock<()>,
+    /// Detects pauses between commits.
+    pub(crate) idle_state: Mutex<IdleState>,
+}
+
+impl Background {
+    /// Wakes the maintenance and the preallocation thread.
+    pub(crate) fn wake(&self) {
+        self.signals.wake();
+    }
+
+    /// Takes up to `wanted` helpers, so that at most `most` exist. Returns their number.
+    fn take_helpers(&self, wanted: usize, most: usize) -> usize {
+        let mut count = 0;
+        let take = |used: usize| {
+            count = wanted.min(most.saturating_sub(used));
+            Some(used + count)
+        };
+        let _ = self.helper_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        count
+    }
+
+    /// Returns `count` helpers.
+    fn return_helpers(&self, count: usize) {
+        self.helper_count.fetch_sub(count, Ordering::Relaxed);
     }
 }
 
@@ -165,7 +214,7 @@ impl HelperThreads<'_> {
 
 impl Drop for HelperThreads<'_> {
     fn drop(&mut self) {
-        self.store.helper_count.fetch_sub(self.count, Ordering::Relaxed);
+        self.store.background.return_helpers(self.count);
     }
 }
 
@@ -178,13 +227,7 @@ impl Store {
     /// Takes idle helpers, so that at most `threads` threads run a step.
     pub(crate) fn take_helpers(&self, threads: usize) -> HelperThreads<'_> {
         let (most, wanted) = (self.background_threads() - 1, threads.saturating_sub(1));
-        let mut count = 0;
-        let take = |used: usize| {
-            count = wanted.min(most.saturating_sub(used));
-            Some(used + count)
-        };
-        let _ = self.helper_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        HelperThreads { store: self, count }
+        HelperThreads { store: self, count: self.background.take_helpers(wanted, most) }
     }
 
     /// Starts the background threads.
@@ -192,31 +235,31 @@ impl Store {
         if self.options.inline || self.options.read_only {
             return Ok(());
         }
-        let mut workers = self.threads.lock();
-        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        let mut workers = self.background.threads.lock();
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.background.signals));
         let interval = self.options.sync_interval;
         workers.push(spawn("sheaf-ticker", move || run_sync_timer(&store, &signals, interval))?);
-        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.background.signals));
         workers.push(spawn("sheaf-maker", move || run_preallocation(&store, &signals))?);
-        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.background.signals));
         workers.push(spawn("sheaf-keeper", move || run_maintenance(&store, &signals))?);
         Ok(())
     }
 
     /// Stops the background threads. One of them that calls this is not joined.
     pub(crate) fn stop_threads(&self) {
-        self.signals.is_stopping.store(true, Ordering::Release);
+        self.background.signals.is_stopping.store(true, Ordering::Release);
         {
-            let mut due = self.signals.is_work_due.lock();
+            let mut due = self.background.signals.is_work_due.lock();
             *due = true;
-            self.signals.maintenance_wake.notify_all();
-            self.signals.preallocation_wake.notify_all();
-            self.signals.sync_wake.notify_all();
-            self.signals.throttle_ended.notify_all();
-            self.signals.pause_ended.notify_all();
+            self.background.signals.maintenance_wake.notify_all();
+            self.background.signals.preallocation_wake.notify_all();
+            self.background.signals.sync_wake.notify_all();
+            self.background.signals.throttle_ended.notify_all();
+            self.background.signals.pause_ended.notify_all();
         }
         let me = sheaf_platform::sync::thread::current().id();
-        for worker in std::mem::take(&mut *self.threads.lock()) {
+        for worker in std::mem::take(&mut *self.background.threads.lock()) {
             if worker.0.thread().id() != me {
                 let _ = worker.0.join(); // the panic hook has already reported a panic
             }
@@ -230,12 +273,12 @@ impl Store {
 
     /// Sleeps for `time`. Returns early, with an error, if the database is closing.
     pub(crate) fn pause(&self, time: Duration) -> Result<()> {
-        let mut due = self.signals.is_work_due.lock();
-        if !self.signals.is_stopping.load(Ordering::Acquire) {
-            self.signals.pause_ended.wait_for(&mut due, time);
+        let mut due = self.background.signals.is_work_due.lock();
+        if !self.background.signals.is_stopping.load(Ordering::Acquire) {
+            self.background.signals.pause_ended.wait_for(&mut due, time);
         }
         drop(due);
-        if self.signals.is_stopping.load(Ordering::Acquire) {
+        if self.background.signals.is_stopping.load(Ordering::Acquire) {
             return Err(Error::Closed);
         }
         self.check_open()
@@ -259,7 +302,7 @@ impl Store {
     /// Runs one pass of maintenance. A step that fails does not stop the others: on a full disk no
     /// segment can be preallocated, and GC must still run to free space.
     pub(crate) fn maintenance_pass(&self, pace: MaintenanceMode) -> PassOutcome {
-        let _one = self.pass_lock.lock();
+        let _one = self.background.pass_lock.lock();
         let mut outcome = PassOutcome::default();
         outcome.add(Ok(self.trim_old_versions()));
         outcome.add(self.preallocate());
@@ -333,13 +376,13 @@ impl Store {
 
     /// Writes ROOT if retired objects or enough sealed segments wait for it.
     fn write_root_if_due(&self) -> Result<bool> {
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         let buried = self.retire_unreferenced(&mut m);
-        let sealed = self.sealed_since_root.load(Ordering::Relaxed);
+        let sealed = self.root.sealed_since_write.load(Ordering::Relaxed);
         if !m.is_root_write_due() && sealed < SEALED_PER_ROOT {
             return Ok(buried);
         }
-        self.sealed_since_root.fetch_sub(sealed, Ordering::Relaxed);
+        self.root.sealed_since_write.fetch_sub(sealed, Ordering::Relaxed);
         self.write_root(&mut m, false)?;
         Ok(true)
     }
@@ -348,17 +391,18 @@ impl Store {
         let over = self.space_pressure_percent().clamp(THROTTLE_FROM_PERCENT, THROTTLE_FULL_PERCENT)
             - THROTTLE_FROM_PERCENT;
         let most = u64::try_from(MAX_THROTTLE.as_nanos()).unwrap_or(u64::MAX);
-        self.signals
+        self.background
+            .signals
             .throttle_ns
             .store(most * over / (THROTTLE_FULL_PERCENT - THROTTLE_FROM_PERCENT), Ordering::Relaxed);
         if over == 0 {
-            self.signals.throttle_ended.notify_all();
+            self.background.signals.throttle_ended.notify_all();
         }
     }
 
     /// Yields to other threads before GC continues, unless writers are throttled.
     pub(crate) fn yield_to_commits(&self) {
-        if self.signals.throttle_ns.load(Ordering::Relaxed) == 0 {
+        if self.background.signals.throttle_ns.load(Ordering::Relaxed) == 0 {
             sheaf_platform::sync::thread::yield_now();
         }
     }
@@ -366,7 +410,7 @@ impl Store {
     /// Delays a writer of `writes` while background work is behind.
     #[inline]
     pub(crate) fn throttle(&self, writes: &[CommitWrite<'_>], waits: &mut CommitWaits) -> Result<()> {
-        let delay = self.signals.throttle_ns.load(Ordering::Relaxed);
+        let delay = self.background.signals.throttle_ns.load(Ordering::Relaxed);
         if delay == 0 {
             return Ok(());
         }
@@ -388,15 +432,21 @@ impl Store {
             return Ok(());
         }
         let shortest = u64::try_from(THROTTLE_SLEEP.as_nanos()).unwrap_or(u64::MAX);
-        self.signals.throttle_debt_ns.fetch_add(delay, Ordering::Relaxed);
+        self.background.signals.throttle_debt_ns.fetch_add(delay, Ordering::Relaxed);
         let pay = |debt: u64| debt.checked_sub(shortest);
-        if self.signals.throttle_debt_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_err() {
+        if self
+            .background
+            .signals
+            .throttle_debt_ns
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay)
+            .is_err()
+        {
             return Ok(());
         }
         self.counters.throttles.fetch_add(1, Ordering::Relaxed);
         self.wait_recorded(waits, StallKind::Throttle, keyspace(), || {
-            let mut due = self.signals.is_work_due.lock();
-            self.signals.throttle_ended.wait_for(&mut due, THROTTLE_SLEEP);
+            let mut due = self.background.signals.is_work_due.lock();
+            self.background.signals.throttle_ended.wait_for(&mut due, THROTTLE_SLEEP);
             Ok(())
         })
     }
@@ -404,15 +454,7 @@ impl Store {
 
 fn run_sync_timer(store: &Weak<Store>, signals: &ThreadSignals, interval: Duration) {
     loop {
-        {
-            let mut due = signals.is_work_due.lock();
-            if !signals.is_stopping.load(Ordering::Acquire) {
-                signals.sync_wake.wait_for(&mut due, interval);
-            }
-        }
-        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
-            return;
-        };
+        let Some(store) = signals.wait_for_turn(store, &signals.sync_wake, interval) else { return };
         let _step = PoisonOnPanic(&store);
         // A failed sync has poisoned the store, so the error reaches later commits.
         let _ = store.sync_tick();
@@ -421,15 +463,8 @@ fn run_sync_timer(store: &Weak<Store>, signals: &ThreadSignals, interval: Durati
 
 fn run_preallocation(store: &Weak<Store>, signals: &ThreadSignals) {
     loop {
-        {
-            let mut due = signals.is_work_due.lock();
-            if !signals.is_stopping.load(Ordering::Acquire) {
-                signals.preallocation_wake.wait_for(&mut due, MAINTENANCE_INTERVAL);
-            }
-        }
-        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
-            return;
-        };
+        let wake = &signals.preallocation_wake;
+        let Some(store) = signals.wait_for_turn(store, wake, MAINTENANCE_INTERVAL) else { return };
         let _step = PoisonOnPanic(&store);
         if store.check_writable().is_ok() {
             // Preallocation fails if the disk is full. A writer that needs a segment gets the

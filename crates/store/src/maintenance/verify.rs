@@ -14,7 +14,6 @@ use sheaf_engine::contract::{Bounds, Projection};
 use sheaf_log::segment::SegmentScan;
 use sheaf_log::types::LogId;
 use sheaf_platform::error::{Error, Result};
-use sheaf_platform::sync::atomic::Ordering;
 
 /// Pairs between two calls of the progress callback.
 const PAIRS_PER_CALL: u64 = 4096;
@@ -51,7 +50,7 @@ impl Store {
         let mut findings = 0;
         let mut found = |error: Error| {
             // After closing, the files may belong to the next opening.
-            if !self.flags.is_closed.load(Ordering::Acquire) {
+            if !self.health.is_closed() {
                 findings += 1;
                 report(error);
             }
@@ -116,12 +115,12 @@ impl Store {
 
     fn verify_root(&self, found: &mut impl FnMut(Error)) {
         let mut findings = Vec::new();
-        self.root_slots.check(&mut |error| findings.push(error));
+        self.root.slots.check(&mut |error| findings.push(error));
         if !findings.is_empty() {
             findings.clear();
             // a slot may have been written at that time; none is written now
-            let _m = self.maintenance.lock();
-            self.root_slots.check(&mut |error| findings.push(error));
+            let _m = self.root.maintenance.lock();
+            self.root.slots.check(&mut |error| findings.push(error));
         }
         findings.into_iter().for_each(found);
     }
@@ -163,12 +162,13 @@ impl Store {
         found: &mut impl FnMut(Error),
         watcher: &mut VerifyProgressFn<'_>,
     ) -> Result<()> {
-        let newest = || self.maintenance.lock().checkpoints[log.index()].clone();
+        let newest = || self.root.maintenance.lock().checkpoints[log.index()].clone();
         let checkpoint = newest();
         for id in &checkpoint.keyspaces {
             let path = self.image_path(*id, checkpoint.number);
             summary.files.push(path.clone());
-            let image = ImageReader::open(&*self.disk, path, self.id, *id, checkpoint.number, |_| None);
+            let image =
+                ImageReader::open(&*self.disk, path, self.identity.id, *id, checkpoint.number, |_| None);
             let drained = image.and_then(|image| image.verify_rest(&mut self.byte_steps(summary, watcher)));
             match drained {
                 Ok(bytes) => summary.bytes += bytes,

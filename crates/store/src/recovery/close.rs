@@ -4,36 +4,33 @@ use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 use std::path::Path;
 use std::sync::Arc;
 
-use crossbeam_utils::CachePadded;
-
 use crate::backup;
 use crate::backup::output_dir::{UNFINISHED, check_finished};
-use crate::commit::CommitState;
+use crate::commit::CommitPipeline;
+use crate::commit::group_commit::SyncState;
+use crate::health::Health;
 use crate::keyspace::catalog::Catalog;
+use crate::maintenance::cache_balance::CacheBalance;
 use crate::maintenance::idle::MaintenanceMode;
-use crate::maintenance::threads::ThreadSignals;
+use crate::maintenance::threads::Background;
 use crate::recovery::recover::Recovery;
 use crate::space::log::LogState;
-use crate::space::preallocate::FULL_DISK_READER_WAIT;
-use crate::space::root_writer::{RootState, SurvivorTails};
-use crate::stats::commit_rate::{CommitRate, CommitSampler};
+use crate::space::preallocate::{DiskState, FULL_DISK_READER_WAIT};
+use crate::space::root_writer::{RootWriter, SurvivorTails};
 use crate::stats::workload::is_workload_file;
-use crate::{COMMIT_RATE_SECONDS, OpeningStats, Store, StoreGeometry, StoreOptions};
+use crate::{OpeningStats, Store, StoreGeometry, StoreIdentity, StoreOptions};
 use crate::{event, span};
 use sheaf_engine::checkpoint_file;
 use sheaf_engine::context::{ENGINE_DIR, EngineContext, EngineDir};
 use sheaf_engine::contract::EngineFactory;
 use sheaf_engine::views::ViewSlots;
-use sheaf_engine::window::{CommitWindow, Stripes};
 use sheaf_log::blob::Blobs;
 use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_platform::clock::Clock;
 use sheaf_platform::disk::{Disk, LockMode, LockOutcome, Permissions, create_dirs};
-use sheaf_platform::fork::ForkGuard;
 use sheaf_platform::random::random_bits;
-use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use sheaf_platform::sync::{Mutex, RwLock, epoch};
+use sheaf_platform::sync::{Mutex, epoch};
 
 /// Maximum GC passes of a clean close.
 const CLOSE_GC_PASSES: usize = 4;
@@ -56,6 +53,19 @@ enum DirContent {
     Empty,
     /// A database.
     Database,
+}
+
+/// Lock on the database directory.
+pub(crate) type DirLock = Box<dyn std::fmt::Debug + Send + Sync>;
+
+/// State of opening and closing a database.
+#[derive(Debug, Default)]
+pub(crate) struct Lifecycle {
+    pub(crate) opening: OpeningStats,
+    /// Serializes calls of `close`.
+    close_lock: Mutex<()>,
+    /// Lock on the database directory. `None` after `close`.
+    pub(crate) file_lock: Mutex<Option<DirLock>>,
 }
 
 impl Store {
@@ -101,12 +111,12 @@ impl Store {
             None => create_database(&*disk, path, &slots)?,
         };
         let mut store = Store::new_unopened(path, options, disk, clock, factories, &root);
-        *store.file_lock.get_mut() = Some(lock);
+        *store.lifecycle.file_lock.get_mut() = Some(lock);
         let (frames_scanned, records_replayed, bytes_cut) = store.recover(&root).inspect_err(|_| {
             // A partly recovered store must not be closed cleanly when it is dropped.
-            store.flags.is_closed.store(true, Ordering::Release);
+            store.health.mark_closed();
         })?;
-        store.opening = OpeningStats {
+        store.lifecycle.opening = OpeningStats {
             is_clean: root.is_clean,
             duration: store.clock.now().saturating_sub(began),
             frames_scanned,
@@ -126,7 +136,7 @@ impl Store {
             frames_scanned,
             records_replayed,
             discarded_bytes: bytes_cut,
-        } = self.opening;
+        } = self.lifecycle.opening;
         if bytes_cut > 0 {
             event!(INFO, "commits that a crash left incomplete were cut off", bytes = bytes_cut);
         }
@@ -153,8 +163,8 @@ impl Store {
         } else {
             // Both slots: the slot that was read may describe a clean close, or frames that were
             // cut off.
-            self.root_slots.rewrite_durably(root)?;
-            let mut m = self.maintenance.lock();
+            self.root.slots.rewrite_durably(root)?;
+            let mut m = self.root.maintenance.lock();
             self.write_root(&mut m, false)?;
             self.write_root(&mut m, false)?;
             drop(m);
@@ -181,57 +191,28 @@ impl Store {
         Store {
             dir: path.to_path_buf(),
             geometry: StoreGeometry::new(options.tiny),
-            root_slots: RootSlots::new(Arc::clone(&disk), path),
+            root: RootWriter::new(RootSlots::new(Arc::clone(&disk), path)),
             disk,
             clock,
             factories,
-            id: root.store,
-            hash_key: root.hash_key,
-            incarnation: Incarnation(root.incarnation.0 + 1),
+            identity: StoreIdentity {
+                id: root.store,
+                hash_key: root.hash_key,
+                incarnation: Incarnation(root.incarnation.0 + 1),
+            },
             context: Arc::new(context),
             logs: LogId::ALL.map(|log| LogState::new(log, path)),
             catalog: Catalog::default(),
-            commit_state: CachePadded::new(Mutex::new(CommitState::default())),
-            window: CommitWindow::new(),
-            seq_bound: CachePadded::default(),
-            stripes: Stripes::default(),
-            commit_progress: progress,
-            flags: CachePadded::default(),
+            pipeline: CommitPipeline::new(progress),
+            health: Health::new(),
             view_slots: ViewSlots::default(),
-            durable: AtomicU64::new(0),
-            unsynced_since: AtomicU64::new(0),
-            syncing_since: AtomicU64::new(0),
-            floor_seq: AtomicU64::new(0),
-            engine_steps_lock: RwLock::new(()),
-            sync_round: crate::commit::group_commit::SyncRound::default(),
-            maintenance: Mutex::new(RootState::default()),
-            next_segment: Mutex::new(0),
-            blob_bound: AtomicU64::new(0),
-            sealed_since_root: AtomicU64::new(0),
-            pending_free_bytes: AtomicU64::new(0),
-            pinned_bytes: AtomicU64::new(0),
-            pinned_states: AtomicU64::new(0),
-            is_disk_full: AtomicBool::new(false),
-            is_low_on_inodes: AtomicBool::new(false),
-            balanced_at_ns: AtomicU64::new(0),
-            idle_state: Mutex::default(),
-            pass_lock: Mutex::new(()),
-            commit_rate: Mutex::new((
-                CommitSampler::default(),
-                CommitRate::over_seconds(COMMIT_RATE_SECONDS),
-            )),
-            min_fragmentation: AtomicU64::new(0),
-            lifespan: AtomicU64::new(u64::MAX),
-            signals: Arc::new(ThreadSignals::default()),
+            sync: SyncState::default(),
+            disk_state: DiskState::default(),
+            background: Background::default(),
+            cache_balance: CacheBalance::new(),
             counters: crate::StoreCounters::default(),
             workload_saver: crate::stats::workload::WorkloadSaver::default(),
-            close_lock: Mutex::new(()),
-            poison_cause: Mutex::new(None),
-            fork: ForkGuard::new(),
-            opening: OpeningStats::default(),
-            file_lock: Mutex::new(None),
-            threads: Mutex::new(Vec::new()),
-            helper_count: AtomicUsize::new(0),
+            lifecycle: Lifecycle::default(),
             options,
         }
     }
@@ -246,31 +227,31 @@ impl Store {
     /// is poisoned. Returns an error of a write, of a sync, or of closing an engine.
     pub fn close(&self) -> Result<()> {
         // a second call waits for the first and then returns `Closed`
-        let _closing = self.close_lock.lock();
-        self.check_not_closed()?;
+        let _closing = self.lifecycle.close_lock.lock();
+        self.health.check_not_closed()?;
         self.stop_threads();
         let ended = if self.options.read_only {
             Ok(())
-        } else if self.flags.is_poisoned.load(Ordering::Acquire) {
+        } else if self.health.is_poisoned() {
             // not everything is durable, so a clean close must not be recorded
-            Err(self.poison_error())
+            Err(self.health.poison_error())
         } else {
             self.close_cleanly().inspect(|()| self.save_workloads())
         };
-        self.flags.is_closed.store(true, Ordering::Release);
+        self.health.mark_closed();
         // Each of these locks is taken to wait for writers under it. Later writers see the flag.
-        drop(self.maintenance.lock());
-        drop(self.next_segment.lock());
-        drop(self.stripes.lock_exclusive());
-        drop(self.engine_steps_lock.write());
+        drop(self.root.maintenance.lock());
+        drop(self.root.next_segment.lock());
+        drop(self.pipeline.stripes.lock_exclusive());
+        drop(self.background.engine_steps_lock.write());
         // After a panic in a commit the state of an engine is unknown, so it is not called again.
-        let is_unknown = self.flags.is_commit_half_applied.load(Ordering::Acquire);
+        let is_unknown = self.health.is_commit_half_applied();
         let engines = if is_unknown { Ok(()) } else { self.close_engines() };
         self.context.blobs.close();
         // Deferred destructors of engines may hold files; the thread that deferred them may be
         // idle.
         epoch::wait_for_guards(FULL_DISK_READER_WAIT);
-        self.file_lock.lock().take();
+        self.lifecycle.file_lock.lock().take();
         ended.and(engines)
     }
 
@@ -296,7 +277,7 @@ impl Store {
         }
         let _ = self.shrink_preallocated(); // as far as there is space
         let nothing_waits = {
-            let mut m = self.maintenance.lock();
+            let mut m = self.root.maintenance.lock();
             !self.retire_unreferenced(&mut m) && !m.is_root_write_due()
         };
         if !nothing_waits {
@@ -316,7 +297,7 @@ impl Store {
     fn is_close_checkpoint_due(&self, log: &LogState) -> bool {
         let appended = log.since_checkpoint();
         let keyspaces = self.keyspaces_of(log).len() as u64;
-        let is_pending = self.maintenance.lock().pending[log.id.index()].is_some();
+        let is_pending = self.root.maintenance.lock().pending[log.id.index()].is_some();
         appended > 0
             && (is_pending || keyspaces < MANY_KEYSPACES || appended > keyspaces * MIN_IMAGE_DISK_BYTES)
     }
@@ -332,12 +313,12 @@ impl Store {
             }
         }
         self.gc_for_close()?;
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         self.sync_survivors(&mut m)?;
         m.survivors.iter_mut().flatten().for_each(SurvivorTails::end_streams);
-        self.flags.is_closed.store(true, Ordering::Release); // no commit after this
-        drop(self.stripes.lock_exclusive());
-        let next = self.window.word().next();
+        self.health.mark_closed(); // no commit after this
+        drop(self.pipeline.stripes.lock_exclusive());
+        let next = self.pipeline.window.word().next();
         self.sync_for_close()?;
         // above the newest commit and all seqs that earlier crashes may have used
         m.seq_bound = next;
@@ -350,10 +331,10 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if self.fork.is_child() {
+        if self.health.is_forked_child() {
             return; // threads, locks and files belong to the parent
         }
-        if !self.flags.is_closed.load(Ordering::Acquire) {
+        if !self.health.is_closed() {
             let _ = self.close(); // a drop cannot report an error; the next opening recovers
         }
     }
@@ -388,11 +369,7 @@ fn existing_permissions(disk: &dyn Disk, path: &Path) -> Option<Permissions> {
 }
 
 /// Takes the lock: shared for a reader, exclusive for a writer.
-fn take_lock(
-    disk: &dyn Disk,
-    path: &Path,
-    is_reader: bool,
-) -> Result<Box<dyn std::fmt::Debug + Send + Sync>> {
+fn take_lock(disk: &dyn Disk, path: &Path, is_reader: bool) -> Result<DirLock> {
     let (lock, share) = (path.join(LOCK), if is_reader { LockMode::Shared } else { LockMode::Exclusive });
     match disk.lock(&lock, share) {
         Ok(LockOutcome::Acquired(lock)) => Ok(lock),

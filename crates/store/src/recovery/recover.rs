@@ -184,7 +184,7 @@ impl<'a> Recovery<'a> {
     /// Returns the header that the segment of a ROOT entry must have.
     pub(crate) fn identity(&self, log: LogId, entry: &RootSegment) -> segment::SegmentIdentity {
         let RootSegment { id, stream, incarnation, capacity, .. } = *entry;
-        segment::SegmentIdentity { store: self.store.id, log, id, stream, incarnation, capacity }
+        segment::SegmentIdentity { store: self.store.identity.id, log, id, stream, incarnation, capacity }
     }
 
     /// Opens the segments of `log`: those that ROOT lists, and newer ones.
@@ -207,7 +207,9 @@ impl<'a> Recovery<'a> {
         // Opening a segment takes six system calls.
         let threads =
             if store.options.inline { 1 } else { opening_threads().min(names.len() / FEW_SEGMENTS) };
-        let open = |number: usize| Segment::open(&*store.disk, dir, names[number], store.id, log, open_mode);
+        let open = |number: usize| {
+            Segment::open(&*store.disk, dir, names[number], store.identity.id, log, open_mode)
+        };
         let Ok(all) = map_parallel(threads, names.len(), |number| Ok::<_, Infallible>(open(number)));
         for (id, mut opened) in names.into_iter().zip(all) {
             self.next_segment = self.next_segment.max(id.0 + 1);
@@ -218,7 +220,7 @@ impl<'a> Recovery<'a> {
             {
                 opened = match open_mode {
                     OpenMode::Read => Ok(Segment::open_as(&*store.disk, dir, old)),
-                    _ => Segment::open(&*store.disk, dir, id, store.id, log, open_mode),
+                    _ => Segment::open(&*store.disk, dir, id, store.identity.id, log, open_mode),
                 };
             }
             match opened {
@@ -259,7 +261,8 @@ impl<'a> Recovery<'a> {
         entry: Option<&RootSegment>,
         open_mode: OpenMode,
     ) -> Result<Option<segment::SegmentIdentity>> {
-        let (disk, dir, next) = (&*self.store.disk, &self.store.log(log).dir, self.store.incarnation);
+        let (disk, dir, next) =
+            (&*self.store.disk, &self.store.log(log).dir, self.store.identity.incarnation);
         for old in self.identities(log, id, entry) {
             let is_torn = match open_mode {
                 OpenMode::Read => Segment::is_header_torn(disk, dir, old, next)?,
@@ -306,7 +309,7 @@ impl<'a> Recovery<'a> {
     /// it is readable, contains frames, or was never written to.
     pub(crate) fn unreadable_error(&self, log: LogId, id: SegmentId) -> Option<Error> {
         let (disk, dir) = (&*self.store.disk, &self.store.log(log).dir);
-        let error = Segment::open(disk, dir, id, self.store.id, log, OpenMode::Read).err()?;
+        let error = Segment::open(disk, dir, id, self.store.identity.id, log, OpenMode::Read).err()?;
         let entry = self.root.logs[log.index()].segments.iter().find(|entry| entry.id == id);
         let is_unused = error.is_corrupt() && self.is_never_used(log, id, entry);
         let identity = self.identity(log, &entry.copied().unwrap_or_else(|| self.assumed_entry(log, id)));
@@ -408,7 +411,8 @@ impl<'a> Recovery<'a> {
                 } else {
                     let path = found.segment.path().to_path_buf();
                     let dir = &self.store.logs[log].dir;
-                    found.segment = found.segment.restamp(&*self.store.disk, dir, self.store.incarnation)?;
+                    found.segment =
+                        found.segment.restamp(&*self.store.disk, dir, self.store.identity.incarnation)?;
                     found.segment.file().sync().during(IoOp::Sync, &path)?;
                     found.root_entry = None;
                 }
@@ -434,7 +438,7 @@ impl<'a> Recovery<'a> {
             match checkpoint_file::slots_at_image(
                 &*self.store.disk,
                 path,
-                self.store.id,
+                self.store.identity.id,
                 *id,
                 checkpoint.number,
             ) {
@@ -574,20 +578,20 @@ impl Store {
     /// Initializes the store with the result of the recovery.
     pub(crate) fn apply_recovery(&mut self, root: &Root, recovered: RecoveryResult) {
         let next = root.seq_bound.max(recovered.cut.next());
-        self.commit_progress.begin(recovered.cut, next);
-        self.durable.store(recovered.cut.0, Ordering::Relaxed);
+        self.pipeline.progress.begin(recovered.cut, next);
+        self.sync.begin(recovered.cut);
         self.catalog = recovered.catalog;
-        *self.next_segment.get_mut() = recovered.next_segment;
+        *self.root.next_segment.get_mut() = recovered.next_segment;
         let blob_bound = self.next_blob_bound();
-        let order = self.commit_state.get_mut();
-        *self.seq_bound.get_mut() = next.0 + self.geometry.seq_chunk;
+        let order = self.pipeline.commit_state.get_mut();
+        *self.pipeline.seq_bound.get_mut() = next.0 + self.geometry.seq_chunk;
         let mut offsets = [0; TAILS];
-        let m = self.maintenance.get_mut();
+        let m = self.root.maintenance.get_mut();
         m.generation = root.generation;
         m.first_seq = next;
         m.seq_bound = Seq(next.0 + self.geometry.seq_chunk);
         m.blob_bound = blob_bound;
-        *self.blob_bound.get_mut() = m.blob_bound;
+        self.root.published.set_blob_bound(m.blob_bound);
         m.next_image = root.logs.iter().map(|l| l.checkpoint.number + 1).max().unwrap_or(1);
         for ((log, (segments, frozen)), entry) in self.logs.iter_mut().zip(recovered.logs).zip(&root.logs) {
             for segment in segments.iter().filter(|s| !s.is_sealed() && frozen.is_none()) {
@@ -615,8 +619,8 @@ impl Store {
             *log.segments.get_mut() = segments.into_iter().map(|s| (s.id(), s)).collect();
             *log.frozen.get_mut() = frozen;
         }
-        let order = self.commit_state.get_mut();
-        let mut closed = self.window.close();
+        let order = self.pipeline.commit_state.get_mut();
+        let mut closed = self.pipeline.window.close();
         closed.word = WindowWord::new(next, offsets);
         order.publish_tail_set(&mut closed);
     }

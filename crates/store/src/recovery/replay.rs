@@ -255,8 +255,14 @@ impl ReplaySource<'_> {
         let segments = &self.segments[keyspace.log().index()];
         let slot_now =
             |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
-        let image =
-            ImageReader::open(&*self.store.disk, path, self.store.id, keyspace.id(), number, slot_now)?;
+        let image = ImageReader::open(
+            &*self.store.disk,
+            path,
+            self.store.identity.id,
+            keyspace.id(),
+            number,
+            slot_now,
+        )?;
         let mut image = image.with_newest(self.cut);
         keyspace.engine()?.restore(&mut image)?;
         image.finish()

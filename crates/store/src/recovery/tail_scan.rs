@@ -144,6 +144,8 @@ impl Recovery<'_> {
                 survey.commits.entry(*seq).or_default().bad_blob = true;
             }
         }
+        let durable = survey.known_durable;
+        assert!(self.root.floor <= durable, "tail_scan (I1): commits up to ROOT's floor are durable");
         self.frames += survey.frames;
         let first = self.root.first_seq.max(self.root.floor.next());
         let behind = std::mem::take(&mut survey.watermarks_behind);
@@ -167,6 +169,7 @@ impl Recovery<'_> {
             }
         }
         self.cut = if next == first { self.root.floor } else { Seq(next.0 - 1) };
+        assert!(self.root.floor <= self.cut, "tail_scan (I2): commits up to ROOT's floor count");
         // Blobs up to the durable mark need no rewrite; they may be superseded or adopted since.
         let doubtful = survey.known_durable.next()..=self.cut;
         self.accepted_blobs =

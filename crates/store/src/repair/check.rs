@@ -41,7 +41,8 @@ fn check_images(store: &Store, root: &Root, out: &mut RepairOutput<'_, '_>) -> R
     for checkpoint in root.logs.iter().map(|log| &log.checkpoint) {
         for id in &checkpoint.keyspaces {
             let path = store.image_path(*id, checkpoint.number);
-            let image = ImageReader::open(&*store.disk, path, store.id, *id, checkpoint.number, |_| None);
+            let image =
+                ImageReader::open(&*store.disk, path, store.identity.id, *id, checkpoint.number, |_| None);
             let drained = image.and_then(|image| image.verify_rest(&mut |_| out.add_done(0)));
             note_damage(out, drained.map(drop))?;
         }

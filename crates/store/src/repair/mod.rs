@@ -50,6 +50,7 @@ use std::sync::Arc;
 
 use crate::backup;
 use crate::backup::output_dir::{OutputDir, check_finished};
+use crate::recovery::close::DirLock;
 use crate::{LOCK, Store, StoreOptions};
 use log_records::LogRecords;
 use open::{SourceDatabase, open_damaged};
@@ -110,7 +111,7 @@ pub fn repair(
     };
     let mut store =
         Store::new_unopened(from, reading, Arc::clone(&disk), Arc::clone(&clock), factories.to_vec(), &root);
-    *store.file_lock.get_mut() = lock;
+    *store.lifecycle.file_lock.get_mut() = lock;
     let opened = open_damaged(&store, &root, &mut damages)?;
     let writing = StoreOptions {
         create: true,
@@ -160,7 +161,7 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
 }
 
 /// Locks out writers, if there is a lock file.
-fn lock_source(disk: &dyn Disk, from: &Path) -> Result<Option<Box<dyn std::fmt::Debug + Send + Sync>>> {
+fn lock_source(disk: &dyn Disk, from: &Path) -> Result<Option<DirLock>> {
     match disk.lock(&from.join(LOCK), LockMode::Shared) {
         Ok(LockOutcome::Acquired(lock)) => Ok(Some(lock)),
         Ok(LockOutcome::Busy(pid)) => Err(Error::locked(from, pid, LockConflict::Owner)),

@@ -177,7 +177,7 @@ fn open_segment(
     let store = recovery.store;
     let dir = &store.log(log).dir;
     let known = entry.as_ref().map(|entry| recovery.identity(log, entry));
-    let error = match Segment::open(&*store.disk, dir, id, store.id, log, OpenMode::Read) {
+    let error = match Segment::open(&*store.disk, dir, id, store.identity.id, log, OpenMode::Read) {
         // An empty segment may have been restamped since ROOT was written.
         Ok(segment) if entry.is_none_or(|e| e.end <= DATA_START || known == Some(*segment.identity())) => {
             return Some(segment);
@@ -194,7 +194,8 @@ fn open_segment(
     let len = store.disk.open(&path, OpenMode::Read).and_then(|file| file.len()).unwrap_or(0);
     let incarnation = recovery.root.incarnation;
     let capacity = len.clamp(DATA_START, MAX_CAPACITY);
-    let identity = segment::SegmentIdentity { store: store.id, log, id, stream: 0, incarnation, capacity };
+    let identity =
+        segment::SegmentIdentity { store: store.identity.id, log, id, stream: 0, incarnation, capacity };
     let segment = Segment::open_as(&*store.disk, dir, identity);
     let is_good = damaged_ranges::has_frame(&segment);
     if is_good {

@@ -23,7 +23,6 @@ use sheaf_platform::disk::{Disk, OpenMode};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
 use sheaf_platform::sync::Mutex;
-use sheaf_platform::sync::atomic::Ordering;
 
 /// Pinned state for attached readers. Dropping it releases the pins.
 #[derive(Debug)]
@@ -38,13 +37,13 @@ pub struct ExportedState {
 
 impl ExportLease for ExportedState {
     fn is_held(&self) -> bool {
-        !self.store.flags.is_closed.load(Ordering::Acquire) // closing releases the pins
+        !self.store.health.is_closed() // closing releases the pins
     }
 }
 
 impl Drop for ExportedState {
     fn drop(&mut self) {
-        if self.store.fork.is_child() {
+        if self.store.health.is_forked_child() {
             return; // the files belong to the parent
         }
         for path in &self.created_files {

@@ -91,11 +91,12 @@ impl Store {
     /// damaged: such a state cannot be pinned. Returns `Closed`, `ReadOnly` or `Poisoned` if writes
     /// are not possible, and errors of a sync.
     pub fn pin_state(self: &Arc<Store>) -> Result<PinnedState> {
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         self.check_writable()?;
         self.check_undamaged()?;
         self.sync_survivors(&mut m)?;
         let (ends, segments) = self.sync_and_read_ends()?;
+        assert!(ends.seq <= self.durable(), "pinned_state (I1): all commits of the state are durable");
         let root = self.pinned_root(&m, &ends, &segments);
         let seq = ends.seq;
         m.last_pin_id += 1;
@@ -103,7 +104,7 @@ impl Store {
         let (segments, images) = (root.next_segment, m.next_image);
         // The blob files are listed below; until then all are kept.
         m.pinned.push(PinnedBounds { seq, pin_id: turn, segments, images, blobs: u64::MAX });
-        self.pinned_states.store(m.pinned.len() as u64, Ordering::Relaxed);
+        self.root.published.pinned_states.store(m.pinned.len() as u64, Ordering::Relaxed);
         match self.pin_engine_files(&root) {
             Ok((blobs, pinned_files)) => {
                 m.pinned.last_mut().into_iter().for_each(|pinned| pinned.blobs = self.context.blobs.next());
@@ -133,8 +134,8 @@ impl Store {
 
     /// Makes everything durable. Returns the ends of the logs at that point, and the segments.
     fn sync_and_read_ends(&self) -> Result<(LogEnds, [Vec<Arc<Segment>>; LogId::ALL.len()])> {
-        let _leading = self.sync_round.lock_leader();
-        let making = self.next_segment.lock(); // no segment is between its number and its listing
+        let _leading = self.sync.round.lock_leader();
+        let making = self.root.next_segment.lock(); // no segment is between its number and its listing
         let segments = self.logs.each_ref().map(LogState::list);
         let ends = self.sync_and_capture(|order, word| {
             let tails = order.tails.iter().enumerate();
@@ -142,7 +143,7 @@ impl Store {
                 Some((tail.segment.clone()?, tail.end_at(word.offset(index))))
             };
             let ends = LogEnds {
-                seq: self.commit_progress.last_assigned(word.reserved()),
+                seq: self.pipeline.progress.last_assigned(word.reserved()),
                 tails: tails.filter_map(end).collect(),
                 unused: order.preallocated.iter().flatten().map(|segment| segment.id()).collect(),
             };
@@ -164,7 +165,7 @@ impl Store {
             floor: ends.seq,
             first_seq: m.first_seq,
             seq_bound: m.seq_bound,
-            next_segment: SegmentId(*self.next_segment.lock()),
+            next_segment: SegmentId(*self.root.next_segment.lock()),
             blob_bound: m.blob_bound,
             keyspaces: self.catalog.entries_at(ends.seq),
             next_keyspace: self.catalog.next_id(),
@@ -196,28 +197,28 @@ impl Store {
 
     /// Releases a pinned state.
     fn unpin_state(&self, turn: u64) {
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         if let Some(index) = m.pinned.iter().position(|pinned| pinned.pin_id == turn) {
             m.pinned.swap_remove(index);
         }
-        if !self.flags.is_closed.load(Ordering::Acquire) {
+        if !self.health.is_closed() {
             self.free_retired(&mut m); // after closing, the next opening deletes the files
         }
         drop(m);
-        self.signals.wake();
+        self.background.wake();
     }
 
     /// Releases all pins, which breaks I2. For tests that prove that they notice it.
     #[doc(hidden)]
     pub fn unpin_all_states(&self) {
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         m.pinned.clear();
         self.free_retired(&mut m);
     }
 
     /// Returns true if there is a pinned state.
     pub(crate) fn has_pinned_state(&self) -> bool {
-        self.pinned_states.load(Ordering::Relaxed) > 0
+        self.root.published.has_pinned_state()
     }
 }
 
@@ -295,7 +296,7 @@ impl std::fmt::Debug for PinnedState {
 
 impl Drop for PinnedState {
     fn drop(&mut self) {
-        if self.store.fork.is_child() {
+        if self.store.health.is_forked_child() {
             // as in `View`: locks may be held forever
             std::mem::forget(std::mem::take(&mut self.engine_files));
             return;

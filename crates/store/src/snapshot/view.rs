@@ -38,7 +38,7 @@ impl Store {
     /// Returns a view and the result of `also`, which runs while no commit does.
     pub(crate) fn view_with<T>(self: &Arc<Store>, also: impl FnOnce() -> T) -> Result<(View, T)> {
         self.check_open()?;
-        let _alone = self.stripes.lock_exclusive();
+        let _alone = self.pipeline.stripes.lock_exclusive();
         let seq = self.visible();
         let slot = Some(self.view_slots.register_exclusive(seq));
         Ok((View { store: Arc::clone(self), seq, slot }, also()))
@@ -46,8 +46,8 @@ impl Store {
 
     /// Publishes the present ends of the open segments, after all commits up to there are complete.
     pub(crate) fn publish_ends(&self) -> Result<()> {
-        let (reserved, ends) = self.window.tail_ends();
-        self.commit_progress.wait(reserved)?;
+        let (reserved, ends) = self.pipeline.window.tail_ends();
+        self.pipeline.progress.wait(reserved)?;
         ends.iter().for_each(|(segment, end)| segment.publish(*end));
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Store {
     /// Lets engines drop versions that released views had pinned. Returns true if a view was
     /// released since the last call.
     pub(crate) fn trim_old_versions(&self) -> bool {
-        if !self.signals.is_trim_due.swap(false, Ordering::AcqRel) {
+        if !self.background.signals.is_trim_due.swap(false, Ordering::AcqRel) {
             return false;
         }
         let views = self.current_views();
@@ -98,7 +98,8 @@ impl<S: Deref<Target = Store>> View<S> {
     /// Returns the errors of [`Store::check_open`].
     pub fn new(store: S) -> Result<View<S>> {
         store.check_open()?;
-        let (slot, seq) = store.view_slots.register(&store.commit_progress, || store.window.reserved())?;
+        let (slot, seq) =
+            store.view_slots.register(&store.pipeline.progress, || store.pipeline.window.reserved())?;
         Ok(View { store, seq, slot: Some(slot) })
     }
 
@@ -122,7 +123,7 @@ impl<S: Deref<Target = Store>> View<S> {
 impl<S: Deref<Target = Store>> Drop for View<S> {
     fn drop(&mut self) {
         let store = &*self.store;
-        if store.fork.is_child() {
+        if store.health.is_forked_child() {
             return; // a thread that exists only in the parent may hold the lock
         }
         if let Some(slot) = self.slot.take() {
@@ -130,8 +131,8 @@ impl<S: Deref<Target = Store>> Drop for View<S> {
         }
         // Only a later commit can have superseded a version that this view pinned. All views read
         // the cache line of the flag, so it is written as rarely as possible.
-        if store.visible() > self.seq && !store.signals.is_trim_due.load(Ordering::Relaxed) {
-            store.signals.is_trim_due.store(true, Ordering::Release);
+        if store.visible() > self.seq && !store.background.signals.is_trim_due.load(Ordering::Relaxed) {
+            store.background.signals.is_trim_due.store(true, Ordering::Release);
         }
     }
 }

@@ -40,7 +40,6 @@ use sheaf_log::record::Record;
 use sheaf_log::segment::{Address, Frame};
 use sheaf_log::types::LogId;
 use sheaf_platform::error::{Error, Result};
-use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch;
 
 /// Keys per step, and the bytes after which it ends early.
@@ -112,7 +111,7 @@ impl Store {
             if keyspace.is_dropped() {
                 return Err(Error::KeyspaceNotFound { name: keyspace.name().to_owned() });
             }
-            if self.is_disk_full.load(Ordering::Relaxed) {
+            if self.disk_state.is_full() {
                 return Err(Error::NoSpace { path: self.dir.clone() });
             }
             let keys = self.keys_from(keyspace, low)?;
@@ -126,12 +125,12 @@ impl Store {
             unsynced += sorted.rewritten_bytes - before.rewritten_bytes;
             if unsynced > SYNC_BYTES {
                 unsynced = 0;
-                self.sync_survivors(&mut self.maintenance.lock())?;
+                self.sync_survivors(&mut self.root.maintenance.lock())?;
             }
             (before.rewritten_pairs..sorted.rewritten_pairs)
                 .for_each(|_| drop(self.throttle(&[], &mut CommitWaits::blocking())));
         }
-        self.sync_survivors(&mut self.maintenance.lock())?;
+        self.sync_survivors(&mut self.root.maintenance.lock())?;
         Ok(sorted)
     }
 
@@ -157,7 +156,7 @@ impl Store {
     ) -> Result<usize> {
         let engine = keyspace.engine()?;
         let log = self.log(LogId::ValueLog);
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         let durable = self.durable();
         let guard = &epoch::pin();
         let (mut count, mut bytes) = (0, 0);

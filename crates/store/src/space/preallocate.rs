@@ -27,7 +27,7 @@ use sheaf_log::segment::{DATA_START, MAX_CAPACITY, Segment, SegmentIdentity};
 use sheaf_log::types::{LogId, SegmentId};
 use sheaf_platform::disk::write_zeros;
 use sheaf_platform::error::{Error, IoContext, IoOp, Result};
-use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 use sheaf_platform::sync::epoch;
 
 /// Target number of segments of a large log.
@@ -71,6 +71,34 @@ const PREALLOCATED_BUDGET_DIVISOR: u64 = 32;
 /// Preallocated segments are freed if they exceed the current segment size this many times.
 const OVERSIZE_FACTOR: u64 = 2;
 
+/// State of the file system, as last observed. Any thread writes it.
+#[derive(Debug, Default)]
+pub(crate) struct DiskState {
+    /// The disk was full at the last creation of a segment: GC frees as much as it can.
+    is_full: AtomicBool,
+    /// The file system has few free inodes.
+    is_low_on_inodes: AtomicBool,
+}
+
+impl DiskState {
+    /// Returns whether the disk was full at the last creation of a segment.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+
+    fn set_full(&self, is_full: bool) {
+        self.is_full.store(is_full, Ordering::Relaxed);
+    }
+
+    fn is_low_on_inodes(&self) -> bool {
+        self.is_low_on_inodes.load(Ordering::Relaxed)
+    }
+
+    fn set_low_on_inodes(&self, is_low: bool) {
+        self.is_low_on_inodes.store(is_low, Ordering::Relaxed);
+    }
+}
+
 impl Store {
     /// Creates a segment of `log` with room for `wanted` bytes, if `is_cramped` returns true under
     /// the lock: another thread may just have created one.
@@ -83,13 +111,13 @@ impl Store {
         if self.log(log).is_frozen() {
             return Err(self.log(log).frozen_error());
         }
-        let mut next = self.next_segment.lock();
-        if !is_cramped(&self.commit_state.lock()) {
+        let mut next = self.root.next_segment.lock();
+        if !is_cramped(&self.pipeline.commit_state.lock()) {
             return Ok(());
         }
         self.check_disk_reserve(self.capacity_for(self.log(log), wanted))?;
         let segment = self.create_segment(&mut next, log, 0, wanted)?;
-        self.commit_state.lock().preallocated[log.index()].push_back(segment);
+        self.pipeline.commit_state.lock().preallocated[log.index()].push_back(segment);
         Ok(())
     }
 
@@ -99,7 +127,7 @@ impl Store {
         let images = self.log(LogId::Journal).image_bytes.load(Ordering::Relaxed);
         let free = self.disk.free_space(&self.dir).during(IoOp::Measure, &self.dir)?;
         if free < bytes.saturating_add(counted_on).saturating_add(images) {
-            self.is_disk_full.store(true, Ordering::Relaxed);
+            self.disk_state.set_full(true);
             return Err(Error::NoSpace { path: self.dir.clone() });
         }
         Ok(())
@@ -120,14 +148,14 @@ impl Store {
         let usual = self.capacity_for(self.log(log), 0);
         !self.options.inline
             && has_begun
-            && !self.is_disk_full.load(Ordering::Relaxed)
+            && !self.disk_state.is_full()
             && DATA_START + CONTROL_FRAME_BYTES + SEAL_ROOM + bytes <= usual
     }
 
     /// Requests a checkpoint that frees memory from the background.
     pub(crate) fn request_memory(&self) {
-        self.signals.is_memory_wanted.store(true, Ordering::Relaxed);
-        self.signals.wake();
+        self.background.signals.is_memory_wanted.store(true, Ordering::Relaxed);
+        self.background.wake();
     }
 
     /// Frees space on a full disk, for a commit. Flushes the journal, runs GC if the commit only
@@ -147,13 +175,14 @@ impl Store {
 
     /// Returns whether retired segments are not freed yet.
     fn has_pending_frees(&self) -> bool {
-        self.pending_free_bytes.load(Ordering::Relaxed) > 0 || self.context.segments.has_removed_in_use()
+        self.root.published.pending_free_bytes.load(Ordering::Relaxed) > 0
+            || self.context.segments.has_removed_in_use()
     }
 
     /// Writes ROOT twice, so that no slot lists retired files, and frees them. Returns true if
     /// segments were freed.
     pub(crate) fn free_retired_now(&self) -> Result<bool> {
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         self.retire_unreferenced(&mut m);
         for _ in 0..2 {
             self.write_root(&mut m, false)?;
@@ -181,7 +210,7 @@ impl Store {
                 let ready = order.preallocated[log.index()].len();
                 (order.tails[log.index()].segment.is_some() || ready > 0) && ready < enough
             };
-            while !self.log(log).is_frozen() && is_short(&self.commit_state.lock()) {
+            while !self.log(log).is_frozen() && is_short(&self.pipeline.commit_state.lock()) {
                 self.preallocate_one(log, 0, is_short)?;
                 any = true;
             }
@@ -212,7 +241,7 @@ impl Store {
         };
         let is_large = |segment: &Arc<Segment>| segment.identity().capacity > OVERSIZE_FACTOR * usual;
         let gain = {
-            let order = self.commit_state.lock();
+            let order = self.pipeline.commit_state.lock();
             let (large, fit): (Vec<_>, Vec<_>) =
                 order.preallocated[log.id.index()].iter().partition(|segment| is_large(segment));
             let beyond = fit.get(enough..).unwrap_or_default();
@@ -230,14 +259,14 @@ impl Store {
             order.preallocated[log.id.index()].iter().filter(|segment| !is_large(segment)).count() < reserve
         };
         for _ in 0..reserve {
-            if !lacks(&self.commit_state.lock()) {
+            if !lacks(&self.pipeline.commit_state.lock()) {
                 break;
             }
             self.preallocate_one(log.id, 0, lacks)?;
         }
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         self.check_open()?;
-        let mut order = self.commit_state.lock();
+        let mut order = self.pipeline.commit_state.lock();
         // A waiting commit must find the segments that it created, or it would never end.
         if log.waiting_commits.load(Ordering::Relaxed) > 0 || lacks(&order) {
             return Ok(false);
@@ -269,25 +298,22 @@ impl Store {
         stream: u8,
         largest: u64,
     ) -> Result<Arc<Segment>> {
-        if self.flags.is_closed.load(Ordering::Acquire) {
+        if self.health.is_closed() {
             return Err(Error::Closed); // the number may belong to the next opening
         }
         let log = self.log(log);
         let id = SegmentId(*next);
         *next += 1;
         let identity = SegmentIdentity {
-            store: self.id,
+            store: self.identity.id,
             log: log.id,
             id,
             stream,
-            incarnation: self.incarnation,
+            incarnation: self.identity.incarnation,
             capacity: self.capacity_for(log, largest),
         };
         let created = Segment::create(&*self.disk, &log.dir, identity);
-        self.is_disk_full.store(
-            matches!(created, Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. })),
-            Ordering::Relaxed,
-        );
+        self.disk_state.set_full(matches!(created, Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. })));
         let segment = Arc::new(created?);
         let admitted = self.finish_segment(log, &segment);
         if admitted.is_err() {
@@ -311,7 +337,7 @@ impl Store {
     /// the mapping, which a sync would end.
     fn sync_segment_header(&self, log: &crate::space::log::LogState, segment: &Segment) -> Result<()> {
         let capacity = segment.identity().capacity;
-        let is_busy = self.sync_round.is_in_demand();
+        let is_busy = self.sync.round.is_in_demand();
         if is_busy {
             write_zeros(&**segment.file(), DATA_START, capacity).during(IoOp::Write, segment.path())?;
         }
@@ -335,12 +361,12 @@ impl Store {
         let of = |bytes: u64| usize::try_from(bytes).unwrap_or(MAX_PREALLOCATED_IN_BUDGET);
         let affordable =
             of(self.context.memory.budget() / PREALLOCATED_BUDGET_DIVISOR / self.capacity_for(log, 0));
-        (PREALLOCATED + of(log.filled_bytes(&self.window.tail_ends().1) / PREALLOCATED_LOG_BYTES))
+        (PREALLOCATED + of(log.filled_bytes(&self.pipeline.window.tail_ends().1) / PREALLOCATED_LOG_BYTES))
             .min(affordable.clamp(MAX_PREALLOCATED, MAX_PREALLOCATED_IN_BUDGET))
     }
 
     fn capacity_for(&self, log: &crate::space::log::LogState, largest: u64) -> u64 {
-        let total = log.filled_bytes(&self.window.tail_ends().1);
+        let total = log.filled_bytes(&self.pipeline.window.tail_ends().1);
         let commits = log.commit_bytes.load(Ordering::Relaxed) * TARGET_COMMITS;
         let usual = (total / TARGET_SEGMENTS)
             .max((total / SMALL_TARGET_SEGMENTS).min(SMALL_SEGMENT))
@@ -391,18 +417,18 @@ impl Store {
             Ok(Some((free, all))) => free < all / LOW_INODES_DIVISOR,
             Ok(None) | Err(_) => false,
         };
-        self.is_low_on_inodes.store(is_scarce, Ordering::Relaxed);
+        self.disk_state.set_low_on_inodes(is_scarce);
     }
 
     /// Returns the size above which values are written to blobs, for an engine that requests
     /// `asked`. While inodes are scarce only values too large for a segment are.
     pub(crate) fn effective_blob_threshold(&self, asked: usize) -> usize {
         let usual = asked.min(self.geometry.blob_threshold);
-        if !self.is_low_on_inodes.load(Ordering::Relaxed) {
+        if !self.disk_state.is_low_on_inodes() {
             return usual;
         }
         self.check_inodes(); // no other code checks while no blob is written
         let most = usize::try_from(self.geometry.max_segment / 8).unwrap_or(usize::MAX);
-        if self.is_low_on_inodes.load(Ordering::Relaxed) { usual.max(most) } else { usual }
+        if self.disk_state.is_low_on_inodes() { usual.max(most) } else { usual }
     }
 }

@@ -15,11 +15,12 @@ use crate::space::gc::SURVIVOR_STREAMS;
 use crate::space::log::LogState;
 use crate::{KeyspaceState, Store};
 use sheaf_log::blob;
-use sheaf_log::root::{CheckpointRef, Root, RootLog};
+use sheaf_log::root::{CheckpointRef, Root, RootLog, RootSlots};
 use sheaf_log::segment::Segment;
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId, Seq};
 use sheaf_platform::error::{Error, PoisonCause, Result};
-use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
 /// Chunks of blob numbers that ROOT reserves in advance. The background raises the bound when the
 /// first chunk is used, a writer when it begins the last one.
@@ -142,14 +143,99 @@ impl RootState {
     }
 }
 
+/// Copies of values under the maintenance lock, for threads without that lock. Only its holder
+/// writes them.
+#[derive(Debug)]
+pub(crate) struct PublishedRoot {
+    /// The journal is durable up to this commit, and ROOT says so.
+    floor_seq: AtomicU64,
+    /// Blob numbers from here on need a new ROOT first.
+    blob_bound: AtomicU64,
+    /// Bytes of retired segments that one ROOT slot may still list.
+    pub(crate) pending_free_bytes: AtomicU64,
+    /// Bytes of retired segments that only pinned states keep.
+    pub(crate) pinned_bytes: AtomicU64,
+    pub(crate) pinned_states: AtomicU64,
+    /// Mean lifespan of an entry in a hot segment, in commits. `u64::MAX` until it is known.
+    lifespan: AtomicU64,
+}
+
+impl PublishedRoot {
+    fn new() -> PublishedRoot {
+        PublishedRoot {
+            floor_seq: AtomicU64::new(0),
+            blob_bound: AtomicU64::new(0),
+            pending_free_bytes: AtomicU64::new(0),
+            pinned_bytes: AtomicU64::new(0),
+            pinned_states: AtomicU64::new(0),
+            lifespan: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Returns the floor of ROOT, up to which the journal is durable.
+    pub(crate) fn floor(&self) -> Seq {
+        Seq(self.floor_seq.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_floor(&self, floor: Seq) {
+        self.floor_seq.store(floor.0, Ordering::Release);
+    }
+
+    pub(crate) fn set_blob_bound(&self, bound: u64) {
+        self.blob_bound.store(bound, Ordering::Release);
+    }
+
+    /// Returns true if there is a pinned state.
+    pub(crate) fn has_pinned_state(&self) -> bool {
+        self.pinned_states.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns the mean lifespan of an entry in a hot segment, in commits.
+    #[inline]
+    pub(crate) fn lifespan(&self) -> u64 {
+        self.lifespan.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_lifespan(&self, commits: u64) {
+        self.lifespan.store(commits, Ordering::Relaxed);
+    }
+}
+
+/// ROOT, and the state of its writer.
+#[derive(Debug)]
+pub(crate) struct RootWriter {
+    pub(crate) slots: RootSlots,
+    /// State under the maintenance lock, which is this mutex.
+    pub(crate) maintenance: Mutex<RootState>,
+    pub(crate) published: PublishedRoot,
+    /// Number of the next segment. The lock is held while a segment is created.
+    pub(crate) next_segment: Mutex<u64>,
+    /// Segments sealed since the background last wrote ROOT because of sealed segments. Raised
+    /// under the order lock, and lowered under the maintenance lock.
+    pub(crate) sealed_since_write: AtomicU64,
+}
+
+impl RootWriter {
+    /// Creates the writer of a store that is not recovered yet.
+    pub(crate) fn new(slots: RootSlots) -> RootWriter {
+        RootWriter {
+            slots,
+            maintenance: Mutex::default(),
+            published: PublishedRoot::new(),
+            next_segment: Mutex::new(0),
+            sealed_since_write: AtomicU64::new(0),
+        }
+    }
+}
+
 impl Store {
     /// Writes ROOT and frees the objects that no slot refers to any more.
     pub(crate) fn write_root(&self, m: &mut RootState, clean: bool) -> Result<()> {
-        if self.flags.is_closed.load(Ordering::Acquire) && !clean {
+        if self.health.is_closed() && !clean {
             return Err(Error::Closed); // ROOT is marked clean, and another process may own it now
         }
         let root = self.build_root(m, clean)?;
-        if let Err(error) = self.root_slots.write(&root) {
+        if let Err(error) = self.root.slots.write(&root) {
             if error.is_failed_sync() {
                 return Err(self.poison(PoisonCause::RootSync));
             }
@@ -173,13 +259,13 @@ impl Store {
     /// Raises the bounds of seqs and blob numbers. On return ROOT lists all segments that existed
     /// at the call.
     pub(crate) fn extend_bounds(&self) -> Result<()> {
-        let mut m = self.maintenance.lock();
-        let next = self.window.word().next();
+        let mut m = self.root.maintenance.lock();
+        let next = self.pipeline.window.word().next();
         m.seq_bound = m.seq_bound.max(Seq(next.0 + self.geometry.seq_chunk));
         m.blob_bound = m.blob_bound.max(self.next_blob_bound());
         self.write_root(&mut m, false)?;
-        self.seq_bound.store(m.seq_bound.0, Ordering::Release);
-        self.blob_bound.store(m.blob_bound, Ordering::Release);
+        self.pipeline.seq_bound.store(m.seq_bound.0, Ordering::Release);
+        self.root.published.set_blob_bound(m.blob_bound);
         Ok(())
     }
 
@@ -196,25 +282,24 @@ impl Store {
     }
 
     fn blob_ids_left(&self) -> u64 {
-        self.blob_bound.load(Ordering::Acquire).saturating_sub(self.context.blobs.next())
+        self.root.published.blob_bound.load(Ordering::Acquire).saturating_sub(self.context.blobs.next())
     }
 
     /// Returns whether less than half of a chunk of seqs is left, or the first of the reserved
     /// chunks of blob numbers is used. This is long before a writer must wait.
     pub(crate) fn is_bound_near(&self) -> bool {
-        let left = self.seq_bound.load(Ordering::Relaxed).saturating_sub(self.window.word().next().0);
-        left < self.geometry.seq_chunk / 2
+        self.pipeline.seqs_left() < self.geometry.seq_chunk / 2
             || self.blob_ids_left() < (BLOB_CHUNKS_AHEAD - 1) * self.geometry.blob_chunk
     }
 
     fn build_root(&self, m: &RootState, clean: bool) -> Result<Root> {
         // No round has taken unsynced segments that it has not synced yet.
-        let _leading = self.sync_round.lock_leader();
+        let _leading = self.sync.round.lock_leader();
         // No failed round has taken segments that are in no list any more.
-        self.check_not_poisoned()?;
+        self.health.check_not_poisoned()?;
         // Every segment with a number is in the list of its log.
-        let making = self.next_segment.lock();
-        let order = self.commit_state.lock();
+        let making = self.root.next_segment.lock();
+        let order = self.pipeline.commit_state.lock();
         let floor = self.durable();
         let mut unsynced: HashSet<SegmentId> = HashSet::new();
         for tail in &order.tails {
@@ -298,13 +383,15 @@ impl Store {
             }
             is_held
         });
-        self.pending_free_bytes.store(dying, Ordering::Relaxed);
-        self.pinned_bytes.store(held, Ordering::Relaxed);
-        self.pinned_states.store(pinned.len() as u64, Ordering::Relaxed);
+        self.root.published.pending_free_bytes.store(dying, Ordering::Relaxed);
+        self.root.published.pinned_bytes.store(held, Ordering::Relaxed);
+        self.root.published.pinned_states.store(pinned.len() as u64, Ordering::Relaxed);
         for what in going {
             // If a file cannot be removed, the next opening removes it.
             match what {
                 PendingFree::Segment(log, segment) => {
+                    let is_listed = self.log(log).segments.lock().contains_key(&segment.id());
+                    assert!(!is_listed, "store (I3): ROOT does not list a segment that is freed");
                     self.context.segments.remove(&segment);
                     let _ = self.disk.remove(segment.path());
                     self.log(log).freed_segments.fetch_add(1, Ordering::Relaxed);

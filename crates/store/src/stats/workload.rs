@@ -111,7 +111,7 @@ impl Store {
             let _ = self.disk.remove(&self.dir.join(WORKLOAD_TEMP_FILE)); // left by a crash
         }
         let Some(file) = read_file(&*self.disk, &self.dir.join(WORKLOAD_FILE)) else { return };
-        let Some(mut pasts) = workload::decode(self.id, &file) else { return };
+        let Some(mut pasts) = workload::decode(self.identity.id, &file) else { return };
         for keyspace in self.catalog.map().values() {
             if let Some(past) = pasts.remove(&keyspace.id()) {
                 keyspace.set_workload(Arc::new(workload::WorkloadRecorder::from_history(past)));
@@ -140,7 +140,7 @@ impl Store {
             Some((keyspace.id(), keyspace.workload().history()?))
         };
         let pasts: Vec<_> = self.catalog.map().values().filter_map(past).collect();
-        let bytes = workload::encode(self.id, &pasts);
+        let bytes = workload::encode(self.identity.id, &pasts);
         let unborn = self.dir.join(WORKLOAD_TEMP_FILE);
         match replace_file(&*self.disk, &unborn, &self.dir.join(WORKLOAD_FILE), &bytes) {
             Ok(()) => drop(self.disk.sync_dir(&self.dir)),

@@ -298,7 +298,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "two-writers-change-one-leaf-of-a-memtable",
         breaks: "W2, parallel apply",
-        file: "crates/engine/src/memtable/sorted_keys.rs",
+        file: "crates/engine/src/memtable/sorted_keys/node.rs",
         edits: &[SourceEdit {
             find: "        locked.is_ok()\n",
             replace: "        let _ = locked;\n        true\n",
@@ -346,7 +346,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         name: "a-commit-returns-before-it-is-visible",
         breaks: "W3, W25",
         file: COMMIT,
-        edits: &[SourceEdit { find: "self.commit_progress.wait(upto)?;", replace: "let _ = upto;" }],
+        edits: &[SourceEdit { find: "self.pipeline.progress.wait(upto)?;", replace: "let _ = upto;" }],
         effect: BugEffect::Failure,
         test: READ_SURVIVES_TEST,
     },
@@ -355,7 +355,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         breaks: "W4, W26",
         file: COMMIT,
         edits: &[SourceEdit {
-            find: "self.commit_progress.wait(self.stripes.last(stripe_of(keyspace.id(), key)))",
+            find: "self.pipeline.progress.wait(self.pipeline.stripes.last(stripe_of(keyspace.id(), key)))",
             replace: "let _ = (keyspace, key);\n        Ok(())",
         }],
         effect: BugEffect::Failure,
@@ -403,8 +403,8 @@ pub(super) const BUGS: &[SeededBug] = &[
         file: COMMIT,
         edits: &[
             SourceEdit {
-                find: "            let held = self.stripes.lock(&stripes);",
-                replace: "            let first = writes.iter().position(is_outdated);\n            let held = self.stripes.lock(&stripes);",
+                find: "            let held = self.pipeline.stripes.lock(&stripes);",
+                replace: "            let first = writes.iter().position(is_outdated);\n            let held = self.pipeline.stripes.lock(&stripes);",
             },
             SourceEdit {
                 find: "if let Some(first) = writes.iter().position(is_outdated) {",
@@ -420,7 +420,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         file: COMMIT,
         edits: &[SourceEdit {
             find: "            let seq = self.execute(placed, writes, encoded, &held)?;",
-            replace: "            held.set_last(placed.seq());\n            drop(held);\n            let none = self.stripes.lock(&[]);\n            let seq = self.execute(placed, writes, encoded, &none)?;",
+            replace: "            held.set_last(placed.seq());\n            drop(held);\n            let none = self.pipeline.stripes.lock(&[]);\n            let seq = self.execute(placed, writes, encoded, &none)?;",
         }],
         effect: BugEffect::Failure,
         test: database_test(Some("flat"), "writing::updates_of_three_threads_all_count"),
@@ -432,11 +432,11 @@ pub(super) const BUGS: &[SeededBug] = &[
         edits: &[
             SourceEdit {
                 find: "        whole.is_applying = true;\n        let views = self.view_slots.collect();",
-                replace: "        whole.is_applying = true;\n        let completed = self.commit_progress.complete(seq);\n        let views = self.view_slots.collect();",
+                replace: "        whole.is_applying = true;\n        let completed = self.pipeline.progress.complete(seq);\n        let views = self.view_slots.collect();",
             },
             SourceEdit {
-                find: "        self.note_unsynced();\n        let completed = self.commit_progress.complete(seq);\n        whole.complete();\n        completed?;\n        Ok(seq)",
-                replace: "        self.note_unsynced();\n        whole.complete();\n        completed?;\n        Ok(seq)",
+                find: "        self.sync.note_unsynced(&*self.clock);\n        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();\n        completed?;\n        Ok(seq)",
+                replace: "        self.sync.note_unsynced(&*self.clock);\n        whole.complete();\n        completed?;\n        Ok(seq)",
             },
         ],
         effect: BugEffect::Failure,
@@ -471,7 +471,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         name: "a-failed-copy-ends-no-wait",
         breaks: "W9, W34",
         file: EXECUTE,
-        edits: &[SourceEdit { find: "        self.commit_progress.fail(seq, cause);\n", replace: "" }],
+        edits: &[SourceEdit { find: "        self.pipeline.progress.fail(seq, cause);\n", replace: "" }],
         effect: BugEffect::Failure,
         test: database_test(None, "committing::a_failed_copy_fails_later_commits_and_blocks_no_thread"),
     },
@@ -479,7 +479,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         name: "a-round-does-not-wait-for-its-commits",
         breaks: "W5, W6, W30, W37",
         file: "crates/store/src/commit/group_commit.rs",
-        edits: &[SourceEdit { find: "        self.commit_progress.wait(seq)?;\n", replace: "" }],
+        edits: &[SourceEdit { find: "        self.pipeline.progress.wait(seq)?;\n", replace: "" }],
         effect: BugEffect::Failure,
         test: DURABLE_TEST,
     },
@@ -488,8 +488,8 @@ pub(super) const BUGS: &[SeededBug] = &[
         breaks: "W5, W40",
         file: "crates/store/src/commit/group_commit.rs",
         edits: &[SourceEdit {
-            find: "self.durable.store(seq.0, Ordering::Release);",
-            replace: "self.durable.store(self.visible().0, Ordering::Release);",
+            find: "self.sync.mark_durable(seq);",
+            replace: "self.sync.mark_durable(self.visible());",
         }],
         effect: BugEffect::Failure,
         test: DURABLE_TEST,
@@ -498,16 +498,19 @@ pub(super) const BUGS: &[SeededBug] = &[
         name: "the-end-of-a-log-is-published-before-its-frames-are-copied",
         breaks: "W6, W30",
         file: "crates/store/src/snapshot/view.rs",
-        edits: &[SourceEdit { find: "self.commit_progress.wait(reserved)?;", replace: "let _ = reserved;" }],
+        edits: &[SourceEdit {
+            find: "self.pipeline.progress.wait(reserved)?;",
+            replace: "let _ = reserved;",
+        }],
         effect: BugEffect::Failure,
         test: database_test(Some("flat"), "committing::a_verification_during_commits_finds_no_damage"),
     },
     SeededBug {
         name: "garbage-collection-repoints-without-the-stripe",
         breaks: "W7, W31",
-        file: "crates/store/src/space/gc.rs",
+        file: "crates/store/src/space/gc/survivors.rs",
         edits: &[SourceEdit {
-            find: "            let _held = self.stripes.lock(&stripe);\n",
+            find: "            let _held = self.pipeline.stripes.lock(&stripe);\n",
             replace: "            let _ = stripe;\n",
         }],
         effect: BugEffect::Failure,
@@ -521,8 +524,8 @@ pub(super) const BUGS: &[SeededBug] = &[
         breaks: "W8, W32",
         file: "crates/store/src/checkpoint.rs",
         edits: &[SourceEdit {
-            find: "        let _alone = self.stripes.lock_exclusive();\n        let order = self.commit_state.lock();",
-            replace: "        let order = self.commit_state.lock();",
+            find: "        let _alone = self.pipeline.stripes.lock_exclusive();\n        let order = self.pipeline.commit_state.lock();",
+            replace: "        let order = self.pipeline.commit_state.lock();",
         }],
         effect: BugEffect::Failure,
         test: database_test(Some("flex"), "committing::commits_during_a_checkpoint_survive_a_kill"),
@@ -531,7 +534,10 @@ pub(super) const BUGS: &[SeededBug] = &[
         name: "a-conversion-takes-its-view-while-commits-run",
         breaks: "W11, W38",
         file: "crates/store/src/snapshot/view.rs",
-        edits: &[SourceEdit { find: "        let _alone = self.stripes.lock_exclusive();\n", replace: "" }],
+        edits: &[SourceEdit {
+            find: "        let _alone = self.pipeline.stripes.lock_exclusive();\n",
+            replace: "",
+        }],
         effect: BugEffect::Failure,
         test: database_test(Some("flat"), "committing::a_conversion_keeps_commits_behind_a_hole"),
     },

@@ -28,54 +28,18 @@
 //! read. It never waits for a node while it has locked another. A thread that rebuilds the tree is
 //! alone (`gate`).
 
-use std::ops::{Bound, Deref};
+mod build;
+mod node;
 
-use crate::keys::common_prefix_len;
-use sheaf_platform::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
+use std::ops::Bound;
+
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::Guard;
-use sheaf_platform::sync::{RwLock, bare};
 
+use self::build::{RebuildCounts, is_rebuild_count};
+use self::node::{CAPACITY, SortedInner, SortedNode, inner, node};
 use super::arena::{ArenaOffset, MemtableArena};
 use super::prefix::KeyPrefix;
-
-/// Maximum number of entries of a node.
-const CAPACITY: usize = 64;
-/// Number of keys at which the tree is first rebuilt, if that improves the prefix. The check is
-/// repeated at each power of four up to [`LAST_REBUILD`].
-const FIRST_REBUILD: u64 = 16;
-/// Number of keys at which the tree is last rebuilt. A new memtable starts with the prefix of its
-/// predecessor.
-const LAST_REBUILD: u64 = 1 << 16;
-/// Bytes by which the prefix is shortened if many keys do not start with it: keys that contain
-/// growing numbers will share less.
-const GROWTH: usize = 2;
-
-/// A leaf, or the common part of an inner node and a leaf. Every field is an atomic.
-#[repr(C, align(64))]
-struct SortedNode {
-    /// Odd while a thread changes the node (I1). Returns to a former value only if the node did not
-    /// change.
-    version: bare::AtomicU32,
-    count: bare::AtomicU32,
-    heads: [bare::AtomicU64; CAPACITY],
-    records: [bare::AtomicU32; CAPACITY],
-}
-
-/// A node that is not a leaf.
-#[repr(C)]
-struct SortedInner {
-    node: SortedNode,
-    children: [bare::AtomicU32; CAPACITY],
-}
-
-impl Deref for SortedInner {
-    type Target = SortedNode;
-
-    #[inline]
-    fn deref(&self) -> &SortedNode {
-        &self.node
-    }
-}
 
 /// Access to the keys of records.
 pub trait KeySource {
@@ -100,18 +64,6 @@ pub struct SortedKeys {
     /// True if the tree will not be rebuilt any more: adding threads then skip the gate.
     is_final: AtomicBool,
     counts: RebuildCounts,
-}
-
-/// Fields that threads write until the tree is final, on a cache line of their own.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct RebuildCounts {
-    /// Held for writing by a thread that rebuilds the tree.
-    gate: RwLock<()>,
-    /// Numbers of keys, and of keys that do not start with the prefix, until the tree is final.
-    keys: AtomicU64,
-    foreign: AtomicU64,
-    bytes: AtomicU64,
 }
 
 /// A leaf that a reader found, and the version that it must still have after it was read.
@@ -148,112 +100,6 @@ fn pack(node: ArenaOffset, height: u64) -> u64 {
 
 fn unpack(root: u64) -> (ArenaOffset, u64) {
     (ArenaOffset::try_from(root & u64::from(u32::MAX)).unwrap_or(0), root >> 32)
-}
-
-/// Returns a node of the arena.
-#[inline]
-fn node(arena: &MemtableArena, place: ArenaOffset) -> &SortedNode {
-    // SAFETY:
-    // * The place was allocated for a node: all callers get it from the tree.
-    // * All fields are atomics, and zeros are a valid node. An inner node begins like a leaf.
-    unsafe { &*arena.at(place).cast::<SortedNode>() }
-}
-
-/// Returns an inner node of the arena.
-#[inline]
-fn inner(arena: &MemtableArena, place: ArenaOffset) -> &SortedInner {
-    // SAFETY:
-    // * As in `node`. The place was allocated for an inner node: callers use it for heights above
-    //   1.
-    unsafe { &*arena.at(place).cast::<SortedInner>() }
-}
-
-impl SortedNode {
-    /// Waits until no thread changes the node, and returns its version.
-    #[inline]
-    fn stable_version(&self) -> u32 {
-        loop {
-            let version = self.version.load(Ordering::Acquire);
-            if version.is_multiple_of(2) {
-                return version;
-            }
-            std::hint::spin_loop();
-            sheaf_platform::sync::thread::yield_now();
-        }
-    }
-
-    /// Returns whether the reads since `version` saw a consistent node.
-    #[inline]
-    fn is_unchanged(&self, version: u32) -> bool {
-        fence(Ordering::Acquire);
-        self.version.load(Ordering::Relaxed) == version
-    }
-
-    /// Makes the version odd if it still is `version`. On success all reads since that version were
-    /// consistent, and only the caller may change the node.
-    #[inline]
-    fn lock(&self, version: u32) -> bool {
-        // `Acquire`: synchronizes with the previous thread that changed the node.
-        let locked = self.version.compare_exchange(
-            version,
-            version.wrapping_add(1),
-            Ordering::Acquire,
-            Ordering::Relaxed,
-        );
-        // A reader that sees any of the changes sees the odd version, or a later one.
-        fence(Ordering::Release);
-        locked.is_ok()
-    }
-
-    /// Unlocks a node that was changed.
-    #[inline]
-    fn unlock(&self, version: u32) {
-        self.version.store(version.wrapping_add(2), Ordering::Release);
-    }
-
-    /// Unlocks a node that was not changed.
-    fn unlock_unchanged(&self, version: u32) {
-        self.version.store(version, Ordering::Release);
-    }
-
-    #[inline]
-    fn count(&self) -> usize {
-        (self.count.load(Ordering::Relaxed) as usize).min(CAPACITY)
-    }
-
-    fn set(&self, slot: usize, head: u64, record: ArenaOffset) {
-        self.heads[slot].store(head, Ordering::Relaxed);
-        self.records[slot].store(record, Ordering::Release); // (I3)
-    }
-
-    /// Returns the first slot from `first` on with an entry that is not before `key`. If `with`, an
-    /// entry equal to `key` counts as before it.
-    #[inline]
-    fn position<K: KeySource>(
-        &self,
-        first: usize,
-        count: usize,
-        head: u64,
-        key: &[u8],
-        with: bool,
-        keys: &K,
-    ) -> usize {
-        let is_before = |slot: usize| {
-            let mine = self.heads[slot].load(Ordering::Relaxed);
-            if mine != head {
-                return mine < head;
-            }
-            let record = self.records[slot].load(Ordering::Acquire);
-            // A reader may see 0 in a node that is being changed. It detects that by the version.
-            record != 0 && if with { keys.key(record) <= key } else { keys.key(record) < key }
-        };
-        let (mut low, mut high) = (first, count);
-        while low < high {
-            let middle = (low + high) / 2;
-            if is_before(middle) { low = middle + 1 } else { high = middle }
-        }
-        low
-    }
 }
 
 impl SortedKeys {
@@ -316,9 +162,7 @@ impl SortedKeys {
         }
         let count = self.counts.keys.fetch_add(1, Ordering::Relaxed) + 1;
         drop(gate);
-        let is_turn = (FIRST_REBUILD..=LAST_REBUILD).contains(&count)
-            && count.is_power_of_two()
-            && count.ilog2().is_multiple_of(2);
+        let is_turn = is_rebuild_count(count);
         if is_turn {
             self.rebuild_if_due(arena, keys, guard);
         }
@@ -332,6 +176,7 @@ impl SortedKeys {
         keys: &K,
         record: ArenaOffset,
     ) -> bool {
+        assert!(record != 0, "sorted_keys (I3): a place in a node refers to a record");
         let key = keys.key(record);
         let head = tree.prefix.head(key);
         let mut is_more = false;
@@ -456,6 +301,8 @@ impl SortedKeys {
         let place = self.new_node(arena, height == 1);
         let (left, right) = (node(arena, child), node(arena, place));
         let count = left.count();
+        assert!(left.is_locked(), "sorted_keys (I2): a split changes a locked child");
+        assert!(0 < middle && middle < count, "sorted_keys (I4): the new node begins with a record");
         for from in middle..count {
             right.set(
                 from - middle,
@@ -483,114 +330,6 @@ impl SortedKeys {
         parent.set(slot + 1, head, record);
         parent.children[slot + 1].store(place, Ordering::Release);
         parent.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
-    }
-
-    /// Rebuilds the tree with a better prefix, if the keys so far suggest one. Marks it final if it
-    /// has many keys.
-    #[cold]
-    fn rebuild_if_due<K: KeySource>(&self, arena: &MemtableArena, keys: &K, guard: &Guard) {
-        let _alone = self.counts.gate.write();
-        if !self.is_final.load(Ordering::Relaxed) {
-            self.rebuild(arena, keys, guard);
-            self.note_final();
-        }
-    }
-
-    /// Marks the tree final if it has many keys. The caller holds the gate, or no other thread uses
-    /// the order.
-    fn note_final(&self) {
-        if self.counts.keys.load(Ordering::Relaxed) >= LAST_REBUILD {
-            self.is_final.store(true, Ordering::Release);
-        }
-    }
-
-    fn rebuild<K: KeySource>(&self, arena: &MemtableArena, keys: &K, guard: &Guard) {
-        let mut records = Vec::new();
-        self.ascend(arena, keys, Bound::Unbounded, usize::MAX, guard, &mut records);
-        let (Some(first), Some(last)) = (records.first(), records.last()) else { return };
-        let (first, last) = (keys.key(*first), keys.key(*last));
-        let shared = common_prefix_len(first, last);
-        let old = self.tree(guard);
-        let grows = self.counts.foreign.load(Ordering::Relaxed) * 8 > records.len() as u64;
-        if !grows && shared <= old.prefix.len() {
-            return;
-        }
-        let len = if grows { shared.saturating_sub(GROWTH) } else { shared };
-        let prefix = KeyPrefix::new(&first[..len]);
-        if prefix == old.prefix {
-            return;
-        }
-        let sorted: Vec<_> = records.iter().map(|record| (prefix.head(keys.key(*record)), *record)).collect();
-        self.build_tree(arena, prefix, &sorted, guard);
-    }
-
-    /// Builds the tree from records that are sorted by heads of `prefix` and by keys. The order
-    /// must be empty. No thread may add during the call.
-    pub(super) fn build(
-        &self,
-        arena: &MemtableArena,
-        prefix: KeyPrefix,
-        sorted: &[(u64, ArenaOffset)],
-        guard: &Guard,
-    ) {
-        let _alone = self.counts.gate.write();
-        debug_assert_eq!(self.counts.keys.load(Ordering::Relaxed), 0);
-        self.build_tree(arena, prefix, sorted, guard);
-        self.counts.keys.store(sorted.len() as u64, Ordering::Relaxed);
-        self.note_final();
-    }
-
-    /// Builds a tree of sorted records and publishes it.
-    fn build_tree(
-        &self,
-        arena: &MemtableArena,
-        prefix: KeyPrefix,
-        sorted: &[(u64, ArenaOffset)],
-        guard: &Guard,
-    ) {
-        let fill = (self.capacity * 3 / 4).max(2);
-        let mut level: Vec<(u64, ArenaOffset, ArenaOffset)> = Vec::with_capacity(sorted.len() / fill + 1);
-        for records in sorted.chunks(fill) {
-            let place = self.new_node(arena, true);
-            let leaf = node(arena, place);
-            records.iter().enumerate().for_each(|(slot, (head, record))| leaf.set(slot, *head, *record));
-            leaf.count.store(u32::try_from(records.len()).unwrap_or(0), Ordering::Relaxed);
-            level.push((records[0].0, records[0].1, place));
-        }
-        let mut height = 1;
-        while level.len() > 1 {
-            level = level.chunks(fill).map(|children| self.parent_of(arena, children)).collect();
-            height += 1;
-        }
-        let Some((_, _, root)) = level.first() else { return };
-        let foreign = sorted.iter().filter(|(head, _)| KeyPrefix::is_foreign(*head)).count() as u64;
-        self.counts.foreign.store(foreign, Ordering::Relaxed);
-        let tree = SortedTree { prefix, root: AtomicU64::new(pack(*root, height)) };
-        let old = self.tree.swap(Box::into_raw(Box::new(tree)), Ordering::AcqRel) as usize;
-        guard.defer(move || {
-            // SAFETY:
-            // * The pointer came from a box and was replaced just now. All guards that may have
-            //   seen it have ended.
-            drop(unsafe { Box::from_raw(old as *mut SortedTree) });
-        });
-    }
-
-    /// Creates a node above `children`: each has the head and the record that it begins with.
-    fn parent_of(
-        &self,
-        arena: &MemtableArena,
-        children: &[(u64, ArenaOffset, ArenaOffset)],
-    ) -> (u64, ArenaOffset, ArenaOffset) {
-        let place = self.new_node(arena, false);
-        let parent = inner(arena, place);
-        for (slot, (head, record, child)) in children.iter().enumerate() {
-            if slot > 0 {
-                parent.set(slot, *head, *record);
-            }
-            parent.children[slot].store(*child, Ordering::Release);
-        }
-        parent.count.store(u32::try_from(children.len()).unwrap_or(0), Ordering::Relaxed);
-        (children[0].0, children[0].1, place)
     }
 
     /// Returns the leaf that contains the target, if any leaf does.
