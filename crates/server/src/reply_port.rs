@@ -137,7 +137,15 @@ impl ReplyPort {
         let mut any = false;
         while let Some(first) = self.outbox.pop_front() {
             let (from, len) = (self.first_sent, first.bytes().len());
-            self.first_sent = self.write_message(first.bytes(), from)?;
+            match self.write_message(first.bytes(), from) {
+                Ok(to) => self.first_sent = to,
+                Err(error) => {
+                    // Other replies may arrive until the session is released: `first_sent` must
+                    // still be a position in the first one.
+                    self.outbox.push_front(first);
+                    return Err(error);
+                }
+            }
             any |= self.first_sent > from;
             if self.first_sent < len {
                 self.outbox.push_front(first);
@@ -240,6 +248,18 @@ mod tests {
         let socket: Arc<OwnedFd> = Arc::new(ours.into());
         let wire = PortTransport { link: Box::new(TcpLink::new(Arc::clone(&socket))), applier: None, socket };
         (ReplyPort::new(&session, RingWriter::new(layout, 0), Vec::new(), wire), session, theirs)
+    }
+
+    #[test]
+    fn a_reply_after_a_violation_during_a_long_reply_causes_no_panic() {
+        let (mut port, session, _theirs) = port();
+        let long = vec![1; 1 << 20];
+        session.unsent_bytes.fetch_add(long.len() + 3, Ordering::SeqCst);
+        port.enqueue(EncodedReply::new(&long)).expect("no complaint");
+        session.inbox.publish(8, u64::MAX); // a credit for words that were not sent
+        assert!(port.flush_replies().is_err());
+        // Another worker replies before the parts of the session are released.
+        assert!(port.enqueue(EncodedReply::new(b"abc")).is_err());
     }
 
     #[test]
