@@ -13,9 +13,10 @@
 //!
 //! 1. Replies leave in the order in which they entered the outbox. After a drain the outbox is
 //!    empty, or the ring or the socket is full.
-//! 2. The session's `owed` counts every byte between a worker and the ring, and nothing else.
+//! 2. The session's `unsent_bytes` count every byte between a worker and the ring, and nothing
+//!    else.
 //! 3. Nothing is added to a link with a full socket, even if the client reports room in the ring:
-//!    `owed` would not count these bytes.
+//!    `unsent_bytes` would not count these bytes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -98,7 +99,7 @@ impl ReplyPort {
         self.applier.is_some()
     }
 
-    /// Sends a reply of the owner itself, which is not yet counted in `owed`.
+    /// Sends a reply of the owner itself, which is not yet counted in `unsent_bytes`.
     pub(crate) fn reply(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.outbox.is_empty() {
             let pushed = self.write_message(bytes, 0)?;
@@ -112,7 +113,7 @@ impl ReplyPort {
         Ok(())
     }
 
-    /// Sends a reply that is counted in `owed`.
+    /// Sends a reply that is counted in `unsent_bytes`.
     pub(crate) fn enqueue(&mut self, payload: EncodedReply) -> io::Result<()> {
         self.outbox.push_back(payload);
         self.drain_outbox().map(drop)
@@ -152,8 +153,11 @@ impl ReplyPort {
                 break;
             }
             self.first_sent = 0;
-            self.session.unsent_bytes.fetch_sub(len, Ordering::SeqCst);
+            let before = self.session.unsent_bytes.fetch_sub(len, Ordering::SeqCst);
+            assert!(before >= len, "reply_port (I2): each reply in the outbox is counted");
         }
+        let first_len = self.outbox.front().map_or(0, |first| first.bytes().len());
+        assert!(self.first_sent <= first_len, "reply_port (I1): only the first reply may be partly sent");
         Ok(any)
     }
 
@@ -179,6 +183,7 @@ impl ReplyPort {
 
     /// Wakes the client if something was written.
     fn wake_client(&mut self) -> io::Result<()> {
+        assert!(!self.is_socket_full, "reply_port (I3): nothing is added to a link with a full socket");
         if self.needs_wake {
             self.link.post(0)?;
             self.is_socket_full = !self.link.flush()?;
