@@ -22,6 +22,7 @@
 //!                          ->  paper (published figure, ours, the peers', a verdict on each claim)
 //!
 //!      figures/: the promises; the same phases in one process, a table of verdicts
+//!      experiments/: one question each (large values, memory, recovery, ...), with its own table
 //! ```
 //!
 //! The bench does not detect load from other programs on the machine. It probes the machine at the
@@ -34,18 +35,14 @@
 
 mod advise;
 mod args;
-mod backup;
-mod batching;
 mod cedrus_model;
-mod cedrus_shapes;
 mod data;
 mod drive;
+mod experiments;
 mod figures;
 mod keys;
 mod machine;
-mod many_keyspaces;
 mod measure;
-mod memory;
 mod memory_cgroup;
 mod paper;
 mod phase_spec;
@@ -53,15 +50,11 @@ mod plan;
 mod progress;
 mod promise_table;
 mod record;
-mod recovery;
 mod report;
 mod run_dir;
 mod runner;
-mod single_run;
 mod store_process;
-mod stream;
 mod subjects;
-mod values;
 mod workload;
 mod zipf;
 
@@ -70,6 +63,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use args::Command;
+use experiments::{
+    backup, batching, cedrus_shapes, many_keyspaces, memory, recovery, single_run, stream, values,
+};
 use subjects::BenchSubject;
 
 #[cfg(feature = "jemalloc")]

@@ -4,10 +4,10 @@
 //!
 //! 1. A run writes only within a directory of its own, `sheaf-bench-PID`, in the directory that the
 //!    options name. With `--keep`, the named directory itself is used and kept.
-//! 2. The free space covers the needs of the run before it writes anything. Runs with the default
 //! 2. Before a run without `--keep` writes anything, the free space covers its needs. Runs with the
 //!    default bound need at most 20 GiB.
-//!    on SIGKILL).
+//! 3. Without `--keep`, the directory is removed at the end, after an error, and on SIGINT, SIGTERM
+//!    and SIGHUP (not on SIGKILL).
 //!
 //! ## Threads
 //!

@@ -137,7 +137,11 @@ impl<'a> DumpReader<'a> {
                     self.count(b"\t");
                     return self.value(decode_key(&key)?);
                 }
-                FieldEnd::Input if key.is_empty() => return self.end().map(|()| None),
+                FieldEnd::Input if key.is_empty() => {
+                    self.end()?;
+                    assert!(self.frame.is_none(), "dump_reader (I2): the input ends outside of a frame");
+                    return Ok(None);
+                }
                 FieldEnd::Full => return Err(long_key()),
                 stop => self.frame_line(&key, stop)?,
             }
@@ -279,6 +283,7 @@ impl<'a> DumpReader<'a> {
             let end = bytes.iter().position(is_end);
             let used = end.map_or(bytes.len(), |end| end + 1);
             out.extend_from_slice(&bytes[..end.unwrap_or(used)]);
+            assert!(out.len() <= limit, "dump_reader (I1): a field has at most `limit` raw bytes");
             let stop = end.map(|end| if bytes[end] == b'\t' { FieldEnd::Tab } else { FieldEnd::Line });
             self.input.consume(used);
             self.bar.inc(used as u64);

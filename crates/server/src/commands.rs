@@ -113,7 +113,8 @@ impl PendingReply {
 
 impl Drop for PendingReply {
     fn drop(&mut self) {
-        self.session.waiting_requests.fetch_sub(1, Ordering::SeqCst);
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        let mine = self.session.waiting_requests.fetch_sub(1, Ordering::SeqCst);
+        let all = self.waiting.fetch_sub(1, Ordering::SeqCst);
+        assert!(mine > 0 && all > 0, "server_state (I2): each request that waits is counted");
     }
 }

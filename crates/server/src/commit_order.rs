@@ -59,6 +59,8 @@ pub(crate) struct CommitOrder<T> {
     highest_from: Vec<u64>,
     pending: BinaryHeap<Reverse<PendingCommit<T>>>,
     arrivals: u64,
+    /// Number of the last commit that left.
+    last_released: u64,
 }
 
 #[derive(Debug)]
@@ -91,7 +93,12 @@ impl<T> Ord for PendingCommit<T> {
 
 impl<T> CommitOrder<T> {
     pub(crate) fn new(workers: usize) -> CommitOrder<T> {
-        CommitOrder { highest_from: vec![0; workers], pending: BinaryHeap::new(), arrivals: 0 }
+        CommitOrder {
+            highest_from: vec![0; workers],
+            pending: BinaryHeap::new(),
+            arrivals: 0,
+            last_released: 0,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -120,6 +127,10 @@ impl<T> CommitOrder<T> {
         if first.seq > look.highest || self.highest_from.iter().enumerate().any(may_come) {
             return None;
         }
+        // A commit without changes reads its number, which a CPU of weak memory order may delay:
+        // so this is checked in debug builds only.
+        debug_assert!(first.seq >= self.last_released, "server_state (I5): no commit leaves out of order");
+        self.last_released = first.seq;
         self.pending.pop().map(|Reverse(held)| held.item)
     }
 }

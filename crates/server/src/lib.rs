@@ -2,7 +2,7 @@
 //!
 //! FlatRPC (FlatStore §4.3) for any database. Clients write requests directly into the buffers of
 //! workers, workers execute them, and replies return through the client's *agent*, which is one of
-//! the workers. The module `shared` lists the invariants.
+//! the workers. The module `server_state` lists the invariants.
 //!
 //! ```no_run
 //! let db = sheaf::Database::open("my.db")?;
@@ -234,6 +234,7 @@ pub struct Server {
 
 /// Statistics of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ServerStats {
     /// Number of connected clients.
     pub clients: usize,

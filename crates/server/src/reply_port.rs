@@ -13,9 +13,10 @@
 //!
 //! 1. Replies leave in the order in which they entered the outbox. After a drain the outbox is
 //!    empty, or the ring or the socket is full.
-//! 2. The session's `owed` counts every byte between a worker and the ring, and nothing else.
+//! 2. The session's `unsent_bytes` count every byte between a worker and the ring, and nothing
+//!    else.
 //! 3. Nothing is added to a link with a full socket, even if the client reports room in the ring:
-//!    `owed` would not count these bytes.
+//!    `unsent_bytes` would not count these bytes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -98,7 +99,7 @@ impl ReplyPort {
         self.applier.is_some()
     }
 
-    /// Sends a reply of the owner itself, which is not yet counted in `owed`.
+    /// Sends a reply of the owner itself, which is not yet counted in `unsent_bytes`.
     pub(crate) fn reply(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.outbox.is_empty() {
             let pushed = self.write_message(bytes, 0)?;
@@ -112,7 +113,7 @@ impl ReplyPort {
         Ok(())
     }
 
-    /// Sends a reply that is counted in `owed`.
+    /// Sends a reply that is counted in `unsent_bytes`.
     pub(crate) fn enqueue(&mut self, payload: EncodedReply) -> io::Result<()> {
         self.outbox.push_back(payload);
         self.drain_outbox().map(drop)
@@ -137,15 +138,26 @@ impl ReplyPort {
         let mut any = false;
         while let Some(first) = self.outbox.pop_front() {
             let (from, len) = (self.first_sent, first.bytes().len());
-            self.first_sent = self.write_message(first.bytes(), from)?;
+            match self.write_message(first.bytes(), from) {
+                Ok(to) => self.first_sent = to,
+                Err(error) => {
+                    // Other replies may arrive until the session is released: `first_sent` must
+                    // still be a position in the first one.
+                    self.outbox.push_front(first);
+                    return Err(error);
+                }
+            }
             any |= self.first_sent > from;
             if self.first_sent < len {
                 self.outbox.push_front(first);
                 break;
             }
             self.first_sent = 0;
-            self.session.unsent_bytes.fetch_sub(len, Ordering::SeqCst);
+            let before = self.session.unsent_bytes.fetch_sub(len, Ordering::SeqCst);
+            assert!(before >= len, "reply_port (I2): each reply in the outbox is counted");
         }
+        let first_len = self.outbox.front().map_or(0, |first| first.bytes().len());
+        assert!(self.first_sent <= first_len, "reply_port (I1): only the first reply may be partly sent");
         Ok(any)
     }
 
@@ -171,6 +183,7 @@ impl ReplyPort {
 
     /// Wakes the client if something was written.
     fn wake_client(&mut self) -> io::Result<()> {
+        assert!(!self.is_socket_full, "reply_port (I3): nothing is added to a link with a full socket");
         if self.needs_wake {
             self.link.post(0)?;
             self.is_socket_full = !self.link.flush()?;
@@ -240,6 +253,18 @@ mod tests {
         let socket: Arc<OwnedFd> = Arc::new(ours.into());
         let wire = PortTransport { link: Box::new(TcpLink::new(Arc::clone(&socket))), applier: None, socket };
         (ReplyPort::new(&session, RingWriter::new(layout, 0), Vec::new(), wire), session, theirs)
+    }
+
+    #[test]
+    fn a_reply_after_a_violation_during_a_long_reply_causes_no_panic() {
+        let (mut port, session, _theirs) = port();
+        let long = vec![1; 1 << 20];
+        session.unsent_bytes.fetch_add(long.len() + 3, Ordering::SeqCst);
+        port.enqueue(EncodedReply::new(&long)).expect("no complaint");
+        session.inbox.publish(8, u64::MAX); // a credit for words that were not sent
+        assert!(port.flush_replies().is_err());
+        // Another worker replies before the parts of the session are released.
+        assert!(port.enqueue(EncodedReply::new(b"abc")).is_err());
     }
 
     #[test]

@@ -1,16 +1,19 @@
 //! # Shared state of the threads of a server
 //!
-//! ## Invariants of the server
+//! ## Invariants
+//!
+//! They hold for the whole server.
 //!
 //! 1. Memory that a client can write is copied, then checked, then used. A violation of the
 //!    protocol ends the session of that client and has no other effect.
-//! 2. A request is taken from a ring only if there is room for its reply. Unsent replies to a
-//!    client have at most `outbox` bytes plus one message for each worker. At most `window`
-//!    requests of a client and `waiting` in total wait for the device. Beyond these limits requests
-//!    stay in the ring or get [`Busy`](sheaf_flatrpc::message::Reply::Busy).
+//! 2. A request is taken from a ring only if at most `max_outbox_bytes` of replies to its client
+//!    are unsent. Each worker may then add the replies of a burst, and each request that waits for
+//!    the device its reply. At most `window` requests of a client and `max_waiting` in total wait
+//!    for the device. Beyond these limits requests stay in the ring or get
+//!    [`Busy`](sheaf_flatrpc::message::Reply::Busy).
 //! 3. A reply is written after the database has acknowledged the commit that it reports.
 //! 4. Only the owner of its port writes to a client: the agent, or each worker with all-to-all.
-//! 5. Commits of one durability leave the agent in the order of their numbers (`gate`).
+//! 5. Commits of one durability leave the agent in the order of their numbers (`commit_order`).
 //! 6. A thread marks itself as asleep before its last check for work. Other threads publish work
 //!    before they check for sleepers.
 //!

@@ -18,7 +18,7 @@ use crate::commit_order::WritingFlag;
 pub(crate) struct LaneState {
     /// Position up to which the client's ring was read.
     pub(crate) head: AtomicU64,
-    /// Set while the worker commits and has not handed over the reply (see `gate`).
+    /// Set while the worker commits and has not handed over the reply (see `commit_order`).
     pub(crate) writing: WritingFlag,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Session {
     pub(crate) lanes: Box<[LaneState]>,
     /// Bytes of replies that are not in the client's ring yet.
     pub(crate) unsent_bytes: AtomicUsize,
-    /// Set if a worker left requests in a ring because `owed` was too high.
+    /// Set if a worker left requests in a ring because `unsent_bytes` was too high.
     pub(crate) is_paused: AtomicBool,
     /// Number of requests that wait for the device.
     pub(crate) waiting_requests: AtomicU32,

@@ -261,6 +261,8 @@ impl Worker {
     fn add_session(&mut self, arrival: SessionPart) -> io::Result<()> {
         let SessionPart { session, ring, notifier: bell, port } = arrival;
         let slot = session.recipient.slot;
+        let is_owner = session.owner(self.index) == self.index;
+        assert!(port.is_none() || is_owner, "server_state (I4): only its owner has a port");
         let data = |kind: u64| epoll::EventData::new_u64((slot as u64) << 1 | kind);
         use epoll::EventFlags as On;
         if let Some(bell) = &bell {
@@ -388,8 +390,8 @@ impl Worker {
         taken > 0
     }
 
-    /// Marks a lane that is not served because too much is owed: the thread that lowers `owed`
-    /// rings.
+    /// Marks a lane that is not served because too many bytes are unsent. The thread that lowers
+    /// `unsent_bytes` rings.
     fn mark_paused(&mut self, slot: usize) -> bool {
         let outbox = self.shared.limits.max_outbox_bytes;
         let Some(lane) = &self.lanes[slot] else { return false };
@@ -482,7 +484,7 @@ impl Worker {
             }
         }
         if !gates.is_empty() {
-            worked |= self.take_commands(); // after the flags were read: see `gate`
+            worked |= self.take_commands(); // after the flags were read: see `commit_order`
         }
         for (slot, look) in gates {
             worked |= self.release_commits(slot, look);

@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::field;
+use crate::invariants;
 use crate::prose;
 use crate::shell::{self, cargo, interleavings};
 
@@ -27,6 +28,8 @@ pub(crate) fn run() -> Result<(), String> {
     step(cargo(&["fmt", "--all", "--check"]))?;
     println!("\n== prose");
     prose::prose(&[])?;
+    println!("\n== invariants");
+    invariants::invariants(&[])?;
     let all = ["--all-targets", "--features", "sheaf-testkit/campaign"];
     step(cargo(&[&["clippy", "--locked"], &all[..], &["--", "-D", "warnings"]].concat()))?;
     let mut doc = cargo(&["doc", "--locked", "--no-deps"]);

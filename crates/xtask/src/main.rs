@@ -1,4 +1,4 @@
-//! # xtask: `cargo xtask ci`, `campaign`, `field`, `filesystems`, `prose`, `seeded`
+//! # xtask: `cargo xtask ci`, `campaign`, `field`, `invariants`, `prose`, `seeded` and others
 //!
 //! Defines all checks of the project; `.ci/run` is only a wrapper. Has no dependencies, so that it
 //! builds quickly.
@@ -11,10 +11,12 @@ mod campaign;
 mod ci;
 mod field;
 mod filesystems;
+mod invariants;
 mod ledger;
 mod prose;
 mod seeded;
 mod shell;
+mod source;
 
 use std::process::ExitCode;
 
@@ -26,6 +28,8 @@ cargo xtask field [--form short|full|long] [--only A,B] [--engine A,B] [--list]
 cargo xtask prose [--update | --totals | --list PATH]
     the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
     smaller ones, --totals prints the counts of each crate, --list the violations of some files
+cargo xtask invariants                          each numbered invariant of a module header has an assert that names it,
+                                                or a row in docs/invariants.md with the reason
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
 cargo xtask seeded [--only A,B] [--list]        the test of each seeded bug of the commit window, in a copy of the tracked
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Some("field") => field::field(&words[1..]),
+        Some("invariants") => invariants::invariants(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),
         Some("filesystems") => filesystems::filesystems(&words[1..]),
         Some("seeded") => seeded::seeded(&words[1..]),

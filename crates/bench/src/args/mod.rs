@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::experiments::values::ValueMeasurement;
 use crate::figures::FigureGroup;
 use crate::paper::PaperSpec as Experiments;
 use crate::plan::RunOptions;
 use crate::subjects::{BenchSubject, MEMORY};
-use crate::values::ValueMeasurement;
 use crate::workload::{self, Workload};
 
 use values::{
@@ -507,7 +507,7 @@ pub(crate) struct FootprintArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MemoryArgs {
     /// Engines of Sheaf
-    #[arg(long, value_parser = own_engines, default_value = crate::memory::ENGINES)]
+    #[arg(long, value_parser = own_engines, default_value = crate::experiments::memory::ENGINES)]
     pub(crate) engines: ArgList<BenchSubject>,
     /// MiB of memory budget
     #[arg(long, value_parser = mebibytes, default_value = "64")]

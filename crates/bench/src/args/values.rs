@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use crate::Result;
+use crate::experiments::values::ValueMeasurement;
 use crate::figures::FigureGroup;
 use crate::subjects::BenchSubject;
-use crate::values::ValueMeasurement;
 use crate::workload::{self, Workload};
 
 /// Several values in one argument.

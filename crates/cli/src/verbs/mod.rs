@@ -1,25 +1,15 @@
 //! # Verbs: one file each
 //!
 //! Each file has one entry, `run`. It takes the arguments of the verb, opens the database, and
-//! returns a [`crate::failure::Failure`] if the verb did not do its job.
+//! returns a [`crate::failure::Failure`] if the verb did not do its job. The folders group the
+//! verbs by their role.
 
-pub(crate) mod advise;
-pub(crate) mod backup;
-pub(crate) mod call;
-pub(crate) mod compact;
-pub(crate) mod convert;
-pub(crate) mod del;
-pub(crate) mod drop;
-pub(crate) mod dump;
-pub(crate) mod engines;
-pub(crate) mod get;
-pub(crate) mod keyspaces;
-pub(crate) mod load;
-pub(crate) mod path;
-pub(crate) mod put;
-pub(crate) mod repair;
-pub(crate) mod scan;
-pub(crate) mod serve;
-pub(crate) mod stats;
-pub(crate) mod top;
-pub(crate) mod verify;
+mod inspect;
+mod maintain;
+mod pairs;
+mod serving;
+
+pub(crate) use inspect::{advise, engines, keyspaces, stats, top, verify};
+pub(crate) use maintain::{backup, compact, convert, drop, repair};
+pub(crate) use pairs::{del, dump, get, load, path, put, scan};
+pub(crate) use serving::{call, serve};

@@ -76,7 +76,7 @@ impl Drop for ShutdownOnDrop<'_> {
     }
 }
 
-/// A snapshot that a guest reads. The connection ends before the snapshot is released (door I4).
+/// A snapshot that a guest reads. The connection ends before the snapshot is released (ipc I4).
 struct ServedExport<'a> {
     #[expect(dead_code, reason = "dropped first")]
     ending: ShutdownOnDrop<'a>,

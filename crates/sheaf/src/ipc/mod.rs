@@ -1,9 +1,8 @@
 //! # Door: the Unix socket through which other processes reach the owner of a database
 //!
-//! Serves statistics, backups, conversions and snapshots to attached readers, but no data: that is
-//! the job of `sheaf-server`. docs/format/door.md specifies every byte. `guest` serves a
-//! connection, `line` has its state, `owner` is the client, and `message`, `figures` and `wire`
-//! encode.
+//! Serves statistics, backups, conversions and snapshots to attached readers, but no data
+//! (`sheaf-server` does). docs/format/door.md specifies every byte. `connection` serves a
+//! connection, `attached_owner` is the client; `message`, `overview` and `wire` encode.
 //!
 //! ```text
 //!  owner                                            client process
@@ -12,6 +11,8 @@
 //!              │             └ Weak<Store>  ── replies: progress, a result, or an error ──>
 //!              └ end: sockets shut, threads joined; then the store closes
 //! ```
+//!
+//! ## Invariants
 //!
 //! 1. The socket is created under the lock with mode 0600 before it gets its name. The kernel must
 //!    identify the peer as the owner's user or root.
@@ -188,6 +189,8 @@ impl IpcServer {
         for guest in guests {
             let _ = guest.thread.join();
         }
+        let is_alone = self.shared.connections().is_empty();
+        assert!(is_alone, "ipc (I3): all guest threads end before the store closes");
     }
 }
 

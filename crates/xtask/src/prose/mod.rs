@@ -20,7 +20,6 @@
 
 mod ratchet;
 mod rules;
-mod source;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -56,7 +55,7 @@ pub(crate) fn prose(words: &[String]) -> Result<(), String> {
 
 /// Returns the paths of all files with prose, relative to the root: those that git tracks, or
 /// without git all files below the root.
-fn files() -> Result<Vec<String>, String> {
+pub(crate) fn files() -> Result<Vec<String>, String> {
     let mut command = Command::new("git");
     command.args(["ls-files", "--", "*.rs", "*.md"]).current_dir(project_root());
     let mut paths: Vec<String> = match command.output() {

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::source::{self, Comment, CommentKind, SourceParts};
+use crate::source::{self, Comment, CommentKind, SourceParts};
 
 /// Words of the project's old dialect. Other projects use 0 to 2.3 of them in 1,000 words.
 const DIALECT: [&str; 17] = [

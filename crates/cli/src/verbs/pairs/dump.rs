@@ -1,6 +1,6 @@
 //! # `dump`: prints all pairs as text that `load` reads
 //!
-//! The format is docs/format/dump.md; fields are written by [`crate::notation::escape`].
+//! The format is docs/format/dump.md; fields are written by [`escape`].
 //!
 //! ## Invariants
 //!

@@ -4,7 +4,7 @@
 
 /// Kind of a comment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CommentKind {
+pub(crate) enum CommentKind {
     /// `//` or `/* */`.
     Plain,
     /// `///` or `/** */`.
@@ -15,22 +15,22 @@ pub(super) enum CommentKind {
 
 /// Line of a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Comment {
+pub(crate) struct Comment {
     /// Number of the line, from 1.
-    pub(super) line: usize,
-    pub(super) kind: CommentKind,
+    pub(crate) line: usize,
+    pub(crate) kind: CommentKind,
     /// Text behind the slashes.
-    pub(super) text: String,
+    pub(crate) text: String,
 }
 
 /// Parts of a file.
 #[derive(Debug, Default)]
-pub(super) struct SourceParts {
-    pub(super) comments: Vec<Comment>,
+pub(crate) struct SourceParts {
+    pub(crate) comments: Vec<Comment>,
     /// Contents of string literals, with their lines.
-    pub(super) strings: Vec<(usize, String)>,
+    pub(crate) strings: Vec<(usize, String)>,
     /// Code of each line, without comments and the contents of strings.
-    pub(super) code: Vec<String>,
+    pub(crate) code: Vec<String>,
 }
 
 /// Position in a text.
@@ -41,7 +41,7 @@ struct SourceLexer<'a> {
 }
 
 /// Splits a Rust file into its parts.
-pub(super) fn read(text: &str) -> SourceParts {
+pub(crate) fn read(text: &str) -> SourceParts {
     let mut lexer = SourceLexer { rest: text, line: 1, source: SourceParts::default() };
     lexer.source.code = vec![String::new(); text.lines().count() + 1];
     while !lexer.rest.is_empty() {

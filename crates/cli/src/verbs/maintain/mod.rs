@@ -1,0 +1,7 @@
+//! # Verbs that copy, repair, and reorganize a database
+
+pub(crate) mod backup;
+pub(crate) mod compact;
+pub(crate) mod convert;
+pub(crate) mod drop;
+pub(crate) mod repair;

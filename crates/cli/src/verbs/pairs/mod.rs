@@ -1,0 +1,9 @@
+//! # Verbs that read and write pairs
+
+pub(crate) mod del;
+pub(crate) mod dump;
+pub(crate) mod get;
+pub(crate) mod load;
+pub(crate) mod path;
+pub(crate) mod put;
+pub(crate) mod scan;

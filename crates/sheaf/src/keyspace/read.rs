@@ -1,0 +1,310 @@
+//! # Reads of single keys: whole values, parts of values, and presence
+
+use std::ops::RangeBounds;
+use std::path::PathBuf;
+
+use sheaf_engine::contract::{Engine, HashedKey};
+use sheaf_engine::workload::{CallKind, LatencyKind, SampledCall, is_sample_due};
+use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::types::Seq;
+use sheaf_store::{KeyspaceState, Store};
+
+use super::Keyspace;
+use crate::workload;
+use crate::{Result, Value, ValueReader};
+
+impl Keyspace {
+    /// Returns a copy of the value of `key`, or `None` if the key does not exist.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.get("ada")?, Some("lovelace".into()));
+    /// assert_eq!(users.get("alan")?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.get_with(key, Value::new)
+    }
+
+    /// Calls `read` with the value of `key` and returns its result, or `None` if the key does not
+    /// exist. Makes no copy if the engine has the value in memory. While `read` runs, freed memory
+    /// and disk space cannot be reclaimed; `read` must not write to the database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.get_with("ada", |value| value.len())?, Some(8));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let key = key.as_ref();
+        if is_sample_due() { self.get_sampled(key, read) } else { self.get_unsampled(key, read) }
+    }
+
+    #[inline]
+    fn get_unsampled<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let mut read = Some(read);
+        self.read_current(|state| {
+            // `read` is taken on the first value found, which ends the loop of `read_current`.
+            let read = |value: &[u8]| read.take().map(|read| read(value));
+            Ok(get_at(self.store(), state, Seq::LATEST, key, read)?.flatten())
+        })
+    }
+
+    /// Does the same as [`Keyspace::get_unsampled`] and records it in the workload statistics. Kept
+    /// apart so that the usual path stays short.
+    #[cold]
+    #[inline(never)]
+    fn get_sampled<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let (sample, mut len) = (self.store().begin_sample(), None);
+        let found = self.get_unsampled(key, |value| {
+            len = Some(value.len());
+            read(value)
+        })?;
+        workload::record_read(self.store(), &self.inner.state.load(), sample, key, len);
+        Ok(found)
+    }
+
+    /// Returns the bytes of the value of `key` at the positions in `range`, or `None` if the key
+    /// does not exist. Positions after the end of the value are ignored. The rest of the value is
+    /// not loaded.
+    ///
+    /// Every byte is verified. For a value stored outside of the log (above 64 KiB; in `delsm`
+    /// above 8 KiB), the first range reads the whole value once; later ranges read only their part.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.get_range("ada", 4..100)?, Some("lace".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn get_range(&self, key: impl AsRef<[u8]>, range: impl RangeBounds<u64>) -> Result<Option<Value>> {
+        self.reader(key)?.map(|mut reader| reader.range(&range)).transpose()
+    }
+
+    /// Returns a stream over the value of `key`, or `None` if the key does not exist.
+    /// [`ValueReader`] states the costs.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use std::io::Read;
+    ///
+    /// users.insert("ada", "lovelace")?;
+    /// let mut text = String::new();
+    /// if let Some(mut reader) = users.reader("ada")? {
+    ///     reader.read_to_string(&mut text)?;
+    /// }
+    /// assert_eq!(text, "lovelace");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
+        let (sample, key) = (self.store().sample(), key.as_ref());
+        let reader = self.read_current(|state| ValueReader::open(self.store(), state, Seq::LATEST, key))?;
+        if let Some(sample) = sample {
+            let len = reader.as_ref().map(ValueReader::len);
+            workload::record_stream_read(self.store(), &self.inner.state.load(), sample, key, len);
+        }
+        Ok(reader)
+    }
+
+    /// Returns the path of the file that contains exactly the value of `key`, or `None` if the
+    /// value has no file of its own. For inspection with other tools: the file must not be
+    /// modified, background work may rename it, and it is deleted when the key gets another value.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert!(users.blob_path("ada")?.is_none(), "small values are part of larger files");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn blob_path(&self, key: impl AsRef<[u8]>) -> Result<Option<PathBuf>> {
+        self.store().check_open()?;
+        self.read_current(|state| {
+            let mut path = None;
+            state.engine()?.get_stored(Seq::LATEST, key.as_ref(), &mut |stored| {
+                if let StoredValue::Blob(file) = stored {
+                    path = file.own_path().map(|path| self.store().real_path(path));
+                }
+            })?;
+            Ok(path)
+        })
+    }
+
+    /// Returns true if `key` exists. Does not return or copy the value, and reads less from disk
+    /// than [`Keyspace::get`] if the engine stores keys apart from values.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert!(users.contains_key("ada")? && !users.contains_key("alan")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let (sample, key) = (self.store().sample(), key.as_ref());
+        self.store().check_open()?;
+        let found = self.read_current(|state| {
+            let found = state.engine()?.contains(Seq::LATEST, key)?;
+            if !found {
+                self.store().wait_missing_visible(state, key)?;
+            }
+            Ok(found.then_some(()))
+        })?;
+        if let Some(sample) = sample {
+            self.record_call(sample, Some(LatencyKind::Read), &SampledCall::new(CallKind::Contains, key));
+        }
+        Ok(found.is_some())
+    }
+
+    /// Returns the values of many keys, in the order of the keys. Each value is read at its own
+    /// moment; [`KeyspaceSnapshot::multi_get`](crate::KeyspaceSnapshot::multi_get) reads all at one
+    /// moment. Faster than single calls of [`Keyspace::get`], since the memory accesses overlap.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.multi_get(["ada", "alan"])?, [Some("lovelace".into()), None]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors), for the first key that cannot be read.
+    pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
+        let state = self.state()?;
+        get_in_groups(&**state.engine()?, keys, |key| {
+            let sample = self.store().sample();
+            let value = match get_at(self.store(), &state, Seq::LATEST, key, Value::new) {
+                Ok(Some(value)) => Some(value),
+                _ if state.is_dropped() => self.get(key)?,
+                other => other?,
+            };
+            if let Some(sample) = sample {
+                workload::record_read(
+                    self.store(),
+                    &state,
+                    sample,
+                    key,
+                    value.as_ref().map(|value| value.len()),
+                );
+            }
+            Ok(value)
+        })
+    }
+
+    /// Returns the number of keys. `flat`, `flat-ordered` and `cedrus` have a counter; `flex`,
+    /// `kreon` and `delsm` count all keys, and may read much of the keyspace from disk.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.len()?, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn len(&self) -> Result<u64> {
+        self.query_engine(|engine| engine.len())
+    }
+
+    /// Returns true if there are no keys. Reads at most one existing key. May skip removed keys
+    /// with space that is not reclaimed yet.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// assert!(users.is_empty()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn is_empty(&self) -> Result<bool> {
+        self.query_engine(|engine| engine.is_empty())
+    }
+}
+
+/// Reads many keys in groups with overlapping memory accesses.
+pub(crate) fn get_in_groups<K: AsRef<[u8]>>(
+    engine: &dyn Engine,
+    keys: impl IntoIterator<Item = K>,
+    mut get: impl FnMut(&[u8]) -> Result<Option<Value>>,
+) -> Result<Vec<Option<Value>>> {
+    let keys: Vec<K> = keys.into_iter().collect();
+    let mut values = Vec::with_capacity(keys.len());
+    for group in keys.chunks(32) {
+        let hashed_keys: Vec<HashedKey<'_>> =
+            group.iter().map(|key| engine.hashed_key(key.as_ref())).collect();
+        engine.prefetch(&hashed_keys, true);
+        for key in group {
+            values.push(get(key.as_ref())?);
+        }
+    }
+    Ok(values)
+}
+
+/// Reads one key as of commit `at`.
+pub(crate) fn get_at<R>(
+    store: &Store,
+    state: &KeyspaceState,
+    at: Seq,
+    key: &[u8],
+    read: impl FnOnce(&[u8]) -> R,
+) -> Result<Option<R>> {
+    store.check_open()?;
+    let mut read = Some(read);
+    let mut result = None;
+    let found = state.engine()?.get(at, key, &mut |value| {
+        if let Some(read) = read.take() {
+            result = Some(read(value));
+        }
+    })?;
+    if !found && at == Seq::LATEST {
+        store.wait_missing_visible(state, key)?;
+    }
+    Ok(result)
+}
