@@ -1,6 +1,6 @@
 //! # Pinned engine files: an engine's files at one time
 //!
-//! [`Engine::pin_files`](crate::contract::Engine::pin_files) returns the files that a recovery from
+//! [`EngineCheckpoint::pin_files`](crate::contract::EngineCheckpoint::pin_files) returns the files that a recovery from
 //! the current state would read. They are in the keyspace's directory
 //! ([`crate::context::EngineDir`]). A backup copies them; an attached reader opens them.
 //!

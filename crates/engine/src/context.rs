@@ -198,7 +198,7 @@ impl EngineContext {
     /// Waits until commit `seq` is visible. A reader that found an entry of `seq` calls this. Until
     /// then a kill of the process could still remove the entry (decisions/0027, W4). Usually
     /// returns at once. The caller must hold no lock that
-    /// [`Engine::apply`](crate::contract::Engine::apply) takes.
+    /// [`EngineCommits::apply`](crate::contract::EngineCommits::apply) takes.
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::context::EngineContext;
-use crate::contract::{EngineOp, ImageSink, ImageSource};
+use crate::contract::{EngineOp, Findings, ImageSink, ImageSource, NOTE_WORDS};
 use crate::versions::{IndexPlace, OldVersion, OldVersions};
 use crate::views::Views;
 use sheaf_log::blob_reader::StoredValue;
@@ -25,16 +25,33 @@ use sheaf_platform::error::Result;
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::epoch::Guard;
 
-// Indexes of the words of an operation's note.
-const HASH: usize = 0;
-/// Address of the replaced entry; 0 for none.
-const PRIOR: usize = 1;
-/// Bytes of the frame of the replaced entry.
-const PRIOR_SPAN: usize = 2;
-/// Id of the blob of the replaced entry plus one; 0 for none.
-const PRIOR_BLOB: usize = 3;
-/// Hash of the set of entries that `prepare` read.
-const VERSIONS_HASH: usize = 4;
+/// Findings of `prepare`, as [`note`] stores them.
+#[derive(Clone, Copy, Debug)]
+struct EntryFindings {
+    hash: u64,
+    /// The replaced entry, or [`Address::NONE`].
+    prior: Address,
+    /// Bytes of the frame of the replaced entry.
+    prior_span: u64,
+    /// Id of the blob of the replaced entry.
+    prior_blob: Option<u64>,
+    /// Hash of the set of entries that `prepare` read.
+    entries: AddressSetHash,
+}
+
+impl Findings for EntryFindings {
+    #[inline]
+    fn to_words(self) -> [u64; NOTE_WORDS] {
+        let blob = self.prior_blob.map_or(0, |id| id + 1);
+        [self.hash, self.prior.bits(), self.prior_span, blob, self.entries.0]
+    }
+
+    #[inline]
+    fn from_words([hash, prior, prior_span, blob, entries]: [u64; NOTE_WORDS]) -> EntryFindings {
+        let (prior, entries) = (Address::from_bits(prior), AddressSetHash(entries));
+        EntryFindings { hash, prior, prior_span, prior_blob: blob.checked_sub(1), entries }
+    }
+}
 
 /// Bytes of an address in an image.
 const ADDRESS: usize = 5;
@@ -90,45 +107,46 @@ pub fn note(
     op: &mut EngineOp<'_>,
     hash: u64,
     prior: Option<(&LoggedEntry<'_>, Option<u64>)>,
-    print: AddressSetHash,
+    entries: AddressSetHash,
 ) {
-    (op.note, op.prior) = ([hash, 0, 0, 0, print.0], Seq::ZERO);
-    if let Some((entry, staged)) = prior {
-        op.note[PRIOR] = entry.address.bits();
-        op.note[PRIOR_SPAN] = entry.span();
-        op.prior = entry.seq();
-        op.note[PRIOR_BLOB] = staged.map_or(0, |blob| blob + 1);
-    }
+    op.prior = prior.map_or(Seq::ZERO, |(entry, _)| entry.seq());
+    op.note.set(EntryFindings {
+        hash,
+        prior: prior.map_or(Address::NONE, |(entry, _)| entry.address),
+        prior_span: prior.map_or(0, |(entry, _)| entry.span()),
+        prior_blob: prior.and_then(|(_, blob)| blob),
+        entries,
+    });
 }
 
 /// Returns the hash of the key in the note.
 #[must_use]
 pub fn noted_hash(op: &EngineOp<'_>) -> u64 {
-    op.note[HASH]
+    op.note.get::<EntryFindings>().hash
 }
 
 /// Returns the hash of the set of entries in the note.
 #[must_use]
 pub fn noted_set_hash(op: &EngineOp<'_>) -> AddressSetHash {
-    AddressSetHash(op.note[VERSIONS_HASH])
+    op.note.get::<EntryFindings>().entries
 }
 
 /// Returns the address of the entry that `op` replaces, or [`Address::NONE`].
 #[must_use]
 pub fn noted_prior(op: &EngineOp<'_>) -> Address {
-    Address::from_bits(op.note[PRIOR])
+    op.note.get::<EntryFindings>().prior
 }
 
 /// Returns the entry that `op` replaces, superseded by commit `died`.
 #[must_use]
 pub fn replaced_version(op: &EngineOp<'_>, died: Seq) -> Option<OldVersion> {
-    let address = noted_prior(op);
-    (address != Address::NONE).then(|| OldVersion {
-        address,
-        span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
+    let found: EntryFindings = op.note.get();
+    (found.prior != Address::NONE).then(|| OldVersion {
+        address: found.prior,
+        span: u32::try_from(found.prior_span).unwrap_or(u32::MAX),
         begin_seq: op.prior,
         end_seq: died,
-        blob: op.note[PRIOR_BLOB].checked_sub(1),
+        blob: found.prior_blob,
     })
 }
 

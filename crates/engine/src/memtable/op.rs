@@ -6,26 +6,46 @@
 use super::arena::{ArenaOffset, high, low};
 use super::{Memtable, VersionWord};
 use crate::context::EngineContext;
-use crate::contract::{Action, EngineOp, Preparation};
+use crate::contract::{Action, EngineOp, Findings, NOTE_WORDS, Preparation};
 use crate::views::{PinnedVersions, Views};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::epoch::Guard;
 
-// Indexes of the words of an operation's note.
-const HASH: usize = 0;
-/// Number of the memtable, and the key's record there; 0 if there is none.
-const RECORD: usize = 1;
-/// Word of the record.
-const WORD: usize = 2;
-/// Number of records in the key's stripe; used if the key has no record.
-const LEN: usize = 3;
-/// Id of the replaced blob plus one; 0 if no blob is replaced.
-const BLOB: usize = 4;
+/// Findings of [`Memtable::prepare`].
+#[derive(Clone, Copy, Debug)]
+struct MemtableFindings {
+    hash: u64,
+    /// Number of the memtable.
+    memtable: u32,
+    /// The key's record; 0 if there is none.
+    record: ArenaOffset,
+    /// Word of the record.
+    word: u64,
+    /// Number of records in the key's stripe; used if the key has no record.
+    stripe_len: u64,
+    /// Id of the replaced blob.
+    replaced_blob: Option<u64>,
+}
+
+impl Findings for MemtableFindings {
+    #[inline]
+    fn to_words(self) -> [u64; NOTE_WORDS] {
+        let record = u64::from(self.memtable) << 32 | u64::from(self.record);
+        let blob = self.replaced_blob.map_or(0, |id| id + 1);
+        [self.hash, record, self.word, self.stripe_len, blob]
+    }
+
+    #[inline]
+    fn from_words([hash, record, word, stripe_len, blob]: [u64; NOTE_WORDS]) -> MemtableFindings {
+        let (memtable, record) = (high(record), low(record));
+        MemtableFindings { hash, memtable, record, word, stripe_len, replaced_blob: blob.checked_sub(1) }
+    }
+}
 
 impl Memtable {
-    /// Implements [`Engine::prepare`](crate::contract::Engine::prepare) for an engine with this
+    /// Implements [`EngineCommits::prepare`](crate::contract::EngineCommits::prepare) for an engine with this
     /// active memtable.
     ///
     /// `is_over` returns whether a key that is new to the memtable exceeds the budget. `passes`
@@ -104,53 +124,55 @@ impl Memtable {
         let len = self.stripe_len(hash); // before `find`, as `is_current` relies on it
         let entry = self.find(hash, op.key, guard);
         let word = entry.as_ref().map(|entry| entry.newest().word);
-        op.note[HASH] = hash;
-        op.note[RECORD] =
-            u64::from(self.number) << 32 | u64::from(entry.as_ref().map_or(0, |entry| entry.place));
-        op.note[WORD] = word.map_or(0, VersionWord::bits);
-        op.note[LEN] = u64::from(len);
-        op.note[BLOB] = 0;
+        let mut replaced_blob = None;
         if let Some(word) = word.filter(|word| word.is_blob()) {
-            op.note[BLOB] = self.content(word, context, guard, |content| {
-                Ok(if let RecordContent::Blob(blob) = content { blob.id + 1 } else { 0 })
+            replaced_blob = self.content(word, context, guard, |content| {
+                Ok(if let RecordContent::Blob(blob) = content { Some(blob.id) } else { None })
             })?;
         }
+        op.note.set(MemtableFindings {
+            hash,
+            memtable: self.number,
+            record: entry.as_ref().map_or(0, |entry| entry.place),
+            word: word.map_or(0, VersionWord::bits),
+            stripe_len: u64::from(len),
+            replaced_blob,
+        });
         Ok(entry.is_some())
     }
 
     /// Returns whether this is the memtable that `op` was prepared for, and whether the findings
     /// still hold.
     pub fn is_current(&self, op: &EngineOp<'_>, guard: &Guard) -> bool {
-        let (number, record) = (high(op.note[RECORD]), low(op.note[RECORD]));
-        if self.number != number {
+        let found: MemtableFindings = op.note.get();
+        if self.number != found.memtable {
             return false;
         }
-        if record == 0 {
+        if found.record == 0 {
             // New records of the stripe may belong to other keys.
-            let hash = op.note[HASH];
-            return u64::from(self.stripe_len(hash)) == op.note[LEN]
-                || self.find(hash, op.key, guard).is_none();
+            return u64::from(self.stripe_len(found.hash)) == found.stripe_len
+                || self.find(found.hash, op.key, guard).is_none();
         }
-        let word = self.entry(record).newest().word;
+        let word = self.entry(found.record).newest().word;
         let is_blind = matches!(op.action, Action::Put(_) | Action::Blob(_));
-        word.bits() == op.note[WORD] || (is_blind && op.note[BLOB] == 0 && !word.is_blob())
+        word.bits() == found.word || (is_blind && found.replaced_blob.is_none() && !word.is_blob())
     }
 
     /// Returns the record that `prepare` found for `op`; 0 if there was none.
     #[must_use]
     pub fn record_of(op: &EngineOp<'_>) -> ArenaOffset {
-        low(op.note[RECORD])
+        op.note.get::<MemtableFindings>().record
     }
 
     /// Returns the hash of the key of `op`.
     #[must_use]
     pub fn hash_of(op: &EngineOp<'_>) -> u64 {
-        op.note[HASH]
+        op.note.get::<MemtableFindings>().hash
     }
 
     /// Returns the id of the blob that `op` replaces.
     #[must_use]
     pub fn replaced_blob(op: &EngineOp<'_>) -> Option<u64> {
-        op.note[BLOB].checked_sub(1)
+        op.note.get::<MemtableFindings>().replaced_blob
     }
 }

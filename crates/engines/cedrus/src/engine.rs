@@ -33,8 +33,9 @@ use std::sync::Arc;
 use sheaf_engine::backup_files::PinnedFiles;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
-    Liveness, Preparation, Projection, ReplayRecord,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineCache, EngineCheckpoint, EngineCommits, EngineInfo,
+    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, HashedKey, ImageSink, ImageSource,
+    Liveness, Preparation, Projection, ReplayRecord, StoreLogIndex,
 };
 use sheaf_engine::log_entries::{self, AddressSetHash, LiveAccounting, LoggedEntry};
 use sheaf_engine::versions::OldVersions;
@@ -236,7 +237,7 @@ fn noted_version(op: &EngineOp<'_>) -> u32 {
     u32::try_from(log_entries::noted_hash(op) >> HASH_BITS).unwrap_or(0)
 }
 
-impl Engine for CedrusEngine {
+impl EngineInfo for CedrusEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -248,7 +249,55 @@ impl Engine for CedrusEngine {
     fn log(&self) -> LogId {
         LogId::ValueLog
     }
+}
 
+impl EngineReads for CedrusEngine {
+    #[inline]
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
+        let mut missing = None;
+        loop {
+            let guard = &epoch::pin();
+            let Some(found_record) = self.find_at(at, key, guard)? else { return Ok(false) };
+            self.wait_visible(at, &found_record)?;
+            let record = self.record(found_record.address, &found_record.frame, guard)?;
+            if self.accounting.read_stored(record.content, &mut missing, found)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        let guard = &epoch::pin();
+        let found = self.find_at(at, key, guard)?;
+        found.map_or(Ok(false), |record| self.wait_visible(at, &record).map(|()| true))
+    }
+
+    fn prefetch(&self, keys: &[HashedKey<'_>], entries: bool) {
+        let guard = &epoch::pin();
+        let hashes: SmallVec<[u32; 32]> = keys.iter().map(|key| self.hash(key.key)).collect();
+        hashes.iter().for_each(|hash| self.trie.prefetch(*hash, guard));
+        if entries {
+            for hash in hashes {
+                let ask = |address| self.context.segments.prefetch_entry(address, guard);
+                let _ = self.trie.find(hash, guard, ask); // a prefetch only: errors are ignored
+            }
+        }
+    }
+
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
+        if !bounds.is_all() {
+            return Err(Error::Unsupported { engine: NAME, feature: "ranges" });
+        }
+        Ok(Box::new(CedrusCursor::new(self, at, projection)))
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.replay_all_deferred()?;
+        Ok(self.trie.len())
+    }
+}
+
+impl EngineCommits for CedrusEngine {
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
@@ -316,50 +365,6 @@ impl Engine for CedrusEngine {
         }
     }
 
-    #[inline]
-    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
-        let mut missing = None;
-        loop {
-            let guard = &epoch::pin();
-            let Some(found_record) = self.find_at(at, key, guard)? else { return Ok(false) };
-            self.wait_visible(at, &found_record)?;
-            let record = self.record(found_record.address, &found_record.frame, guard)?;
-            if self.accounting.read_stored(record.content, &mut missing, found)? {
-                return Ok(true);
-            }
-        }
-    }
-
-    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        let guard = &epoch::pin();
-        let found = self.find_at(at, key, guard)?;
-        found.map_or(Ok(false), |record| self.wait_visible(at, &record).map(|()| true))
-    }
-
-    fn prefetch(&self, keys: &[HashedKey<'_>], entries: bool) {
-        let guard = &epoch::pin();
-        let hashes: SmallVec<[u32; 32]> = keys.iter().map(|key| self.hash(key.key)).collect();
-        hashes.iter().for_each(|hash| self.trie.prefetch(*hash, guard));
-        if entries {
-            for hash in hashes {
-                let ask = |address| self.context.segments.prefetch_entry(address, guard);
-                let _ = self.trie.find(hash, guard, ask); // a prefetch only: errors are ignored
-            }
-        }
-    }
-
-    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
-        if !bounds.is_all() {
-            return Err(Error::Unsupported { engine: NAME, feature: "ranges" });
-        }
-        Ok(Box::new(CedrusCursor::new(self, at, projection)))
-    }
-
-    fn len(&self) -> Result<u64> {
-        self.replay_all_deferred()?;
-        Ok(self.trie.len())
-    }
-
     fn trim(&self, views: &Views, visible: Seq) {
         if self.versions.is_empty() {
             return;
@@ -369,7 +374,9 @@ impl Engine for CedrusEngine {
             self.accounting.free_version(&old, guard);
         }
     }
+}
 
+impl EngineCheckpoint for CedrusEngine {
     fn freeze(&self) {
         assert!(
             !self.deferred_replay.has_pending(),
@@ -413,34 +420,6 @@ impl Engine for CedrusEngine {
         self.trie.heap().frozen.as_ref().is_none_or(|frozen| frozen.pages.is_empty())
     }
 
-    fn checkpoint_after(&self) -> u64 {
-        let (_, on_disk) = self.trie_file.bytes();
-        (LOG_TO_TRIE_RATIO * on_disk.max(self.trie.bytes())).min(MAX_LOG_BYTES)
-    }
-
-    fn wants_checkpoint(&self) -> bool {
-        self.replay_cost.is_checkpoint_due()
-    }
-
-    fn pressure_percent(&self) -> u64 {
-        self.replay_cost.pressure_percent()
-    }
-
-    fn cache_share(&self) -> Option<&CacheShare> {
-        Some(&self.cache_share)
-    }
-
-    fn evict(&self, bytes: u64) {
-        let pages = usize::try_from(bytes.div_ceil(self.page_bytes())).unwrap_or(usize::MAX);
-        self.trie.pages().release(); // pages that were evicted earlier
-        self.evict_pages(pages, self.evict_limits().1, &epoch::pin());
-    }
-
-    fn is_memory_high(&self) -> bool {
-        self.trie.heap().dirty_pages() * self.page_bytes()
-            > self.context.memory.budget() / DIRTY_BUDGET_DIVISOR
-    }
-
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         if self.has_failed.load(Ordering::Relaxed) {
             return Err(self.failure_error());
@@ -461,7 +440,29 @@ impl Engine for CedrusEngine {
     fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
         self.trie_file.pin_files()
     }
+}
 
+impl EnginePressure for CedrusEngine {
+    fn checkpoint_after(&self) -> u64 {
+        let (_, on_disk) = self.trie_file.bytes();
+        (LOG_TO_TRIE_RATIO * on_disk.max(self.trie.bytes())).min(MAX_LOG_BYTES)
+    }
+
+    fn wants_checkpoint(&self) -> bool {
+        self.replay_cost.is_checkpoint_due()
+    }
+
+    fn pressure_percent(&self) -> u64 {
+        self.replay_cost.pressure_percent()
+    }
+
+    fn is_memory_high(&self) -> bool {
+        self.trie.heap().dirty_pages() * self.page_bytes()
+            > self.context.memory.budget() / DIRTY_BUDGET_DIVISOR
+    }
+}
+
+impl EngineRecovery for CedrusEngine {
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         let restored = crate::image::restore(self, image);
         self.update_accounting();
@@ -484,12 +485,9 @@ impl Engine for CedrusEngine {
     fn is_replay_finished(&self) -> bool {
         !self.deferred_replay.has_pending()
     }
+}
 
-    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        self.accounting.list_blobs(out);
-        Ok(())
-    }
-
+impl StoreLogIndex for CedrusEngine {
     fn liveness(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<Liveness> {
         let guard = &epoch::pin();
         let hash = self.hash(hashed_key.key);
@@ -516,6 +514,33 @@ impl Engine for CedrusEngine {
             return true;
         }
         !self.versions.is_empty() && self.versions.replace(&version_place(hash), from, to)
+    }
+}
+
+impl EngineCache for CedrusEngine {
+    fn cache_share(&self) -> &CacheShare {
+        &self.cache_share
+    }
+
+    fn evict(&self, bytes: u64) {
+        let pages = usize::try_from(bytes.div_ceil(self.page_bytes())).unwrap_or(usize::MAX);
+        self.trie.pages().release(); // pages that were evicted earlier
+        self.evict_pages(pages, self.evict_limits().1, &epoch::pin());
+    }
+}
+
+impl Engine for CedrusEngine {
+    fn store_log_index(&self) -> Option<&dyn StoreLogIndex> {
+        Some(self)
+    }
+
+    fn cache(&self) -> Option<&dyn EngineCache> {
+        Some(self)
+    }
+
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
+        self.accounting.list_blobs(out);
+        Ok(())
     }
 
     fn stats(&self) -> EngineStats {

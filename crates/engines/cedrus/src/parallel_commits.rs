@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sheaf_engine::context::{EngineContext, EngineDir};
-use sheaf_engine::contract::{Action, Bounds, Engine, EngineOp, Preparation, Projection};
+use sheaf_engine::contract::{
+    Action, Bounds, Engine, EngineCommits, EngineOp, EngineReads, Preparation, Projection, StoreLogIndex,
+};
 use sheaf_engine::log_entries;
 use sheaf_engine::views::Views;
 use sheaf_log::blob::Blobs;

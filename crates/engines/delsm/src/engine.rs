@@ -12,8 +12,9 @@ use std::sync::Arc;
 use sheaf_engine::backup_files::PinnedFiles;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
-    Ingest, Preparation, Projection, ReplayRecord,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineCheckpoint, EngineCommits, EngineInfo, EngineOp,
+    EnginePressure, EngineReads, EngineRecovery, EngineStats, HashedKey, ImageSink, ImageSource, Ingest,
+    Preparation, Projection, ReplayRecord,
 };
 use sheaf_engine::idle::IdleDetector;
 use sheaf_engine::memtable::prefix::KeyPrefix;
@@ -349,7 +350,7 @@ impl DelsmEngine {
     }
 }
 
-impl Engine for DelsmEngine {
+impl EngineInfo for DelsmEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -361,7 +362,54 @@ impl Engine for DelsmEngine {
     fn log(&self) -> LogId {
         LogId::Journal
     }
+}
 
+impl EngineReads for DelsmEngine {
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
+        self.read_value(at, key, false, found)
+    }
+
+    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let mut file = None;
+        let is_there = self.read_value(at, key, true, &mut |stored| match stored {
+            StoredValue::Bytes(bytes) => found(bytes),
+            StoredValue::Blob(value) => {
+                file = Some(value.with_cache(Arc::clone(&self.keyspace.context) as Arc<dyn ValueCache>))
+            }
+        })?;
+        if let Some(file) = file {
+            file.read(found)?;
+        }
+        Ok(is_there)
+    }
+
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        Ok(self.visible_seq(at, key, at == Seq::LATEST, &epoch::pin())?.is_some())
+    }
+
+    fn prefetch(&self, keys: &[HashedKey<'_>], _entries: bool) {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        for key in keys {
+            let hash = self.keyspace.hash(key.key);
+            state.memtables.prefetch(hash, guard);
+        }
+    }
+
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
+        Ok(Box::new(DelsmCursor::new(self, at, bounds, projection)))
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.count_keys(u64::MAX)
+    }
+
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.count_keys(1)? == 0)
+    }
+}
+
+impl EngineCommits for DelsmEngine {
     fn blob_threshold(&self) -> usize {
         self.sizes.max_packed_bytes
     }
@@ -411,56 +459,15 @@ impl Engine for DelsmEngine {
         }
     }
 
-    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
-        self.read_value(at, key, false, found)
-    }
-
-    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let mut file = None;
-        let is_there = self.read_value(at, key, true, &mut |stored| match stored {
-            StoredValue::Bytes(bytes) => found(bytes),
-            StoredValue::Blob(value) => {
-                file = Some(value.with_cache(Arc::clone(&self.keyspace.context) as Arc<dyn ValueCache>))
-            }
-        })?;
-        if let Some(file) = file {
-            file.read(found)?;
-        }
-        Ok(is_there)
-    }
-
-    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        Ok(self.visible_seq(at, key, at == Seq::LATEST, &epoch::pin())?.is_some())
-    }
-
-    fn prefetch(&self, keys: &[HashedKey<'_>], _entries: bool) {
-        let guard = &epoch::pin();
-        let state = self.state(guard);
-        for key in keys {
-            let hash = self.keyspace.hash(key.key);
-            state.memtables.prefetch(hash, guard);
-        }
-    }
-
-    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
-        Ok(Box::new(DelsmCursor::new(self, at, bounds, projection)))
-    }
-
-    fn len(&self) -> Result<u64> {
-        self.count_keys(u64::MAX)
-    }
-
-    fn is_empty(&self) -> Result<bool> {
-        Ok(self.count_keys(1)? == 0)
-    }
-
     /// Only updates the count of pinned versions. The versions are dropped when their memtable or
     /// table is next written, at the latest when the database is idle.
     fn trim(&self, views: &Views, visible: Seq) {
         self.has_released_views.store(true, Ordering::Relaxed);
         self.pinned_versions.trim(views, visible);
     }
+}
 
+impl EngineCheckpoint for DelsmEngine {
     fn freeze(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
@@ -483,6 +490,16 @@ impl Engine for DelsmEngine {
         self.state(&epoch::pin()).memtables.frozen.is_none()
     }
 
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        self.save_image(out)
+    }
+
+    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
+        Ok(Some(Box::new(self.pin_tables()?)))
+    }
+}
+
+impl EnginePressure for DelsmEngine {
     /// Returns the space for the flush of both memtables, for a merge of their lists with all other
     /// lists, and for directories and the manifest.
     fn disk_reserve(&self) -> Option<u64> {
@@ -530,15 +547,9 @@ impl Engine for DelsmEngine {
         let guard = &epoch::pin();
         self.state(guard).memtables.bytes() > self.keyspace.context.memory.budget() / MEMORY_HIGH_DIVISOR
     }
+}
 
-    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
-        self.save_image(out)
-    }
-
-    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
-        Ok(Some(Box::new(self.pin_tables()?)))
-    }
-
+impl EngineRecovery for DelsmEngine {
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         self.restore_image(image)
     }
@@ -579,7 +590,9 @@ impl Engine for DelsmEngine {
         let guard = &epoch::pin();
         self.state(guard).memtables.active.finish_sort(&self.keyspace.context, guard);
     }
+}
 
+impl Engine for DelsmEngine {
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         // In this order: a blob that leaves the state is then among the adopted blobs.
         let named = self.list_blobs(out);

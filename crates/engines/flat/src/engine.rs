@@ -31,8 +31,9 @@ use std::sync::Arc;
 
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, ImageSink, ImageSource, Liveness,
-    Preparation, Projection, ReplayRecord,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineCheckpoint, EngineCommits, EngineInfo, EngineOp,
+    EnginePressure, EngineReads, EngineRecovery, EngineStats, ImageSink, ImageSource, Liveness, Preparation,
+    Projection, ReplayRecord, StoreLogIndex,
 };
 use sheaf_engine::log_entries::{self, AddressSetHash, LiveAccounting, LoggedEntry};
 use sheaf_engine::scan_length::ScanLength;
@@ -302,7 +303,7 @@ fn noted_hashed_key<'a>(op: &EngineOp<'a>) -> HashedKey<'a> {
     HashedKey { key: op.key, hash: log_entries::noted_hash(op) }
 }
 
-impl<I: Index> Engine for FlatEngine<I> {
+impl<I: Index> EngineInfo for FlatEngine<I> {
     fn name(&self) -> &'static str {
         I::NAME
     }
@@ -314,7 +315,9 @@ impl<I: Index> Engine for FlatEngine<I> {
     fn log(&self) -> LogId {
         LogId::ValueLog
     }
+}
 
+impl<I: Index> EngineReads for FlatEngine<I> {
     #[inline]
     fn hashed_key<'k>(&self, key: &'k [u8]) -> HashedKey<'k> {
         HashedKey { key, hash: self.index.hash(key) }
@@ -324,6 +327,54 @@ impl<I: Index> Engine for FlatEngine<I> {
         self.index.prefetch_if_cheap(hashed_key, &epoch::pin());
     }
 
+    #[inline]
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
+        let hashed_key = self.hashed_key(key);
+        let mut missing = None;
+        loop {
+            let guard = &epoch::pin();
+            let Some(entry) = self.find_at(at, hashed_key, guard)? else { return Ok(false) };
+            self.wait_visible(at, &entry)?;
+            let record = self.record(entry.address, &entry.frame, guard)?;
+            if self.accounting.read_stored(record.content, &mut missing, found)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        let guard = &epoch::pin();
+        let found = self.find_at(at, self.hashed_key(key), guard)?;
+        found.map_or(Ok(false), |entry| self.wait_visible(at, &entry).map(|()| true))
+    }
+
+    fn prefetch(&self, keys: &[HashedKey<'_>], entries: bool) {
+        let guard = &epoch::pin();
+        keys.iter().for_each(|hashed_key| self.index.prefetch(*hashed_key, guard));
+        if !entries {
+            return;
+        }
+        for hashed_key in keys {
+            self.index.matches(*hashed_key, guard, |address| {
+                self.context.segments.prefetch(address, guard);
+                false
+            });
+        }
+    }
+
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
+        if !I::ORDERED && !bounds.is_all() {
+            return Err(Error::Unsupported { engine: I::NAME, feature: "ranges" });
+        }
+        Ok(Box::new(FlatCursor::new(self, at, bounds, projection)))
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.keys.count())
+    }
+}
+
+impl<I: Index> EngineCommits for FlatEngine<I> {
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         let guard = &epoch::pin();
         let hashed_key = match op.hash {
@@ -391,52 +442,6 @@ impl<I: Index> Engine for FlatEngine<I> {
         }
     }
 
-    #[inline]
-    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
-        let hashed_key = self.hashed_key(key);
-        let mut missing = None;
-        loop {
-            let guard = &epoch::pin();
-            let Some(entry) = self.find_at(at, hashed_key, guard)? else { return Ok(false) };
-            self.wait_visible(at, &entry)?;
-            let record = self.record(entry.address, &entry.frame, guard)?;
-            if self.accounting.read_stored(record.content, &mut missing, found)? {
-                return Ok(true);
-            }
-        }
-    }
-
-    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        let guard = &epoch::pin();
-        let found = self.find_at(at, self.hashed_key(key), guard)?;
-        found.map_or(Ok(false), |entry| self.wait_visible(at, &entry).map(|()| true))
-    }
-
-    fn prefetch(&self, keys: &[HashedKey<'_>], entries: bool) {
-        let guard = &epoch::pin();
-        keys.iter().for_each(|hashed_key| self.index.prefetch(*hashed_key, guard));
-        if !entries {
-            return;
-        }
-        for hashed_key in keys {
-            self.index.matches(*hashed_key, guard, |address| {
-                self.context.segments.prefetch(address, guard);
-                false
-            });
-        }
-    }
-
-    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
-        if !I::ORDERED && !bounds.is_all() {
-            return Err(Error::Unsupported { engine: I::NAME, feature: "ranges" });
-        }
-        Ok(Box::new(FlatCursor::new(self, at, bounds, projection)))
-    }
-
-    fn len(&self) -> Result<u64> {
-        Ok(self.keys.count())
-    }
-
     fn trim(&self, views: &Views, visible: Seq) {
         if self.versions.is_empty() {
             return;
@@ -446,7 +451,9 @@ impl<I: Index> Engine for FlatEngine<I> {
             self.accounting.free_version(&old, guard);
         }
     }
+}
 
+impl<I: Index> EngineCheckpoint for FlatEngine<I> {
     fn freeze(&self) {
         self.accounting.freeze();
     }
@@ -454,7 +461,11 @@ impl<I: Index> Engine for FlatEngine<I> {
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         crate::image::save(self, out)
     }
+}
 
+impl<I: Index> EnginePressure for FlatEngine<I> {}
+
+impl<I: Index> EngineRecovery for FlatEngine<I> {
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         crate::image::restore(self, image)
     }
@@ -493,12 +504,9 @@ impl<I: Index> Engine for FlatEngine<I> {
         self.bulk_build.clear(&self.context.memory);
         *self.removed.lock() = HashMap::new();
     }
+}
 
-    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        self.accounting.list_blobs(out);
-        Ok(())
-    }
-
+impl<I: Index> StoreLogIndex for FlatEngine<I> {
     fn liveness(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<Liveness> {
         let guard = &epoch::pin();
         Ok(if self.index.contains(hashed_key, address, guard) {
@@ -527,6 +535,17 @@ impl<I: Index> Engine for FlatEngine<I> {
             return true;
         }
         !self.versions.is_empty() && self.versions.replace(&self.index.place(hashed_key), from, to)
+    }
+}
+
+impl<I: Index> Engine for FlatEngine<I> {
+    fn store_log_index(&self) -> Option<&dyn StoreLogIndex> {
+        Some(self)
+    }
+
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
+        self.accounting.list_blobs(out);
+        Ok(())
     }
 
     fn stats(&self) -> EngineStats {

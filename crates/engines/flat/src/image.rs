@@ -31,6 +31,9 @@ pub(crate) fn restore<I: Index>(engine: &FlatEngine<I>, source: &mut dyn ImageSo
 
 #[cfg(test)]
 mod tests {
+    use sheaf_engine::contract::{
+        EngineCheckpoint, EngineCommits, EngineReads, EngineRecovery, StoreLogIndex,
+    };
     use std::collections::{HashMap, HashSet};
     use std::path::Path;
     use std::sync::Arc;

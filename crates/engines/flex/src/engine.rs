@@ -17,7 +17,8 @@ use std::time::Duration;
 use sheaf_engine::backup_files::PinnedFiles;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineCache, EngineCheckpoint, EngineCommits, EngineInfo,
+    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, HashedKey, ImageSink, ImageSource,
     Ingest, Preparation, Projection, ReplayRecord,
 };
 use sheaf_engine::idle::IdleDetector;
@@ -366,7 +367,7 @@ fn add_logged(active: &Memtable, span: u32, is_first: bool) {
     }
 }
 
-impl Engine for FlexEngine {
+impl EngineInfo for FlexEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -378,54 +379,9 @@ impl Engine for FlexEngine {
     fn log(&self) -> LogId {
         LogId::Journal
     }
+}
 
-    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
-        if matches!(op.action, Action::Remove) {
-            self.measure_removed_ranges(1, MAX_MEASURED_KEYS_ON_REMOVE);
-        }
-        let guard = &epoch::pin();
-        let hash = self.interval_cache.hash(op.key);
-        let state = self.state(guard);
-        state.memtables.active.prepare(
-            op,
-            hash,
-            (&self.interval_cache.context, guard),
-            &self.pins,
-            (|op: &EngineOp<'_>| self.is_over_budget(op, state), || self.is_memory_high()),
-            |key| self.newest_seq(key, guard),
-        )
-    }
-
-    fn is_current(&self, op: &EngineOp<'_>) -> bool {
-        let guard = &epoch::pin();
-        self.state(guard).memtables.active.is_current(op, guard)
-    }
-
-    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
-        let Some(content) = op.action.content() else { return };
-        let guard = &epoch::pin();
-        let active = &self.state(guard).memtables.active;
-        let version = MemtableVersion { word: VersionWord::of(&content, op.address), seq };
-        if let RecordContent::Blob(blob) = content {
-            self.blobs.lock().insert(blob.id);
-        }
-        active.note_superseded(op, seq, views, &self.pins);
-        let is_tomb = matches!(content, RecordContent::Remove);
-        if is_tomb {
-            self.removed_ranges.note_removal(seq, op.key);
-        }
-        let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
-        add_logged(active, op.span, record == 0);
-        let is_kept = active.put(record, hash, op.key, version, views, &self.interval_cache.context, guard);
-        if !is_tomb {
-            self.removed_ranges.put(op.key);
-        }
-        if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
-            self.blobs.lock().remove(&id);
-            self.interval_cache.context.retire_blob(seq, id);
-        }
-    }
-
+impl EngineReads for FlexEngine {
     #[inline]
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
         let mut missing = None;
@@ -477,6 +433,55 @@ impl Engine for FlexEngine {
     fn is_empty(&self) -> Result<bool> {
         Ok(self.count_keys(1)? == 0)
     }
+}
+
+impl EngineCommits for FlexEngine {
+    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
+        if matches!(op.action, Action::Remove) {
+            self.measure_removed_ranges(1, MAX_MEASURED_KEYS_ON_REMOVE);
+        }
+        let guard = &epoch::pin();
+        let hash = self.interval_cache.hash(op.key);
+        let state = self.state(guard);
+        state.memtables.active.prepare(
+            op,
+            hash,
+            (&self.interval_cache.context, guard),
+            &self.pins,
+            (|op: &EngineOp<'_>| self.is_over_budget(op, state), || self.is_memory_high()),
+            |key| self.newest_seq(key, guard),
+        )
+    }
+
+    fn is_current(&self, op: &EngineOp<'_>) -> bool {
+        let guard = &epoch::pin();
+        self.state(guard).memtables.active.is_current(op, guard)
+    }
+
+    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
+        let Some(content) = op.action.content() else { return };
+        let guard = &epoch::pin();
+        let active = &self.state(guard).memtables.active;
+        let version = MemtableVersion { word: VersionWord::of(&content, op.address), seq };
+        if let RecordContent::Blob(blob) = content {
+            self.blobs.lock().insert(blob.id);
+        }
+        active.note_superseded(op, seq, views, &self.pins);
+        let is_tomb = matches!(content, RecordContent::Remove);
+        if is_tomb {
+            self.removed_ranges.note_removal(seq, op.key);
+        }
+        let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
+        add_logged(active, op.span, record == 0);
+        let is_kept = active.put(record, hash, op.key, version, views, &self.interval_cache.context, guard);
+        if !is_tomb {
+            self.removed_ranges.put(op.key);
+        }
+        if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
+            self.blobs.lock().remove(&id);
+            self.interval_cache.context.retire_blob(seq, id);
+        }
+    }
 
     /// Only counts the released versions. A version is dropped when its interval is rewritten or
     /// its memtable is flushed.
@@ -487,7 +492,9 @@ impl Engine for FlexEngine {
             self.sweep_due.store(true, Ordering::Relaxed);
         }
     }
+}
 
+impl EngineCheckpoint for FlexEngine {
     fn freeze(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
@@ -519,6 +526,22 @@ impl Engine for FlexEngine {
         self.is_frozen_flushed()
     }
 
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        self.save_image(out)
+    }
+
+    fn image_published(&self) {
+        self.unfreeze_retained();
+    }
+
+    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
+        let table = self.table.lock();
+        let Some(space) = &table.space else { return Ok(None) };
+        Ok(Some(Box::new(space.pin_files()?)))
+    }
+}
+
+impl EnginePressure for FlexEngine {
     fn checkpoint_after(&self) -> u64 {
         if self.interval_cache.context.tiny { 0 } else { CHECKPOINT_LOG_BYTES }
     }
@@ -573,34 +596,14 @@ impl Engine for FlexEngine {
         Some(self.flush_disk_bytes())
     }
 
-    fn cache_share(&self) -> Option<&CacheShare> {
-        Some(&self.interval_cache.slots.cache_share)
-    }
-
-    fn evict(&self, bytes: u64) {
-        self.interval_cache.slots.evict(bytes, &self.interval_cache.context, &epoch::pin());
-    }
-
     fn is_memory_high(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
         state.memtables.bytes() > self.memory_share(HIGH_MEMORY_SHARE, state)
     }
+}
 
-    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
-        self.save_image(out)
-    }
-
-    fn image_published(&self) {
-        self.unfreeze_retained();
-    }
-
-    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
-        let table = self.table.lock();
-        let Some(space) = &table.space else { return Ok(None) };
-        Ok(Some(Box::new(space.pin_files()?)))
-    }
-
+impl EngineRecovery for FlexEngine {
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         self.restore_image(image)
     }
@@ -648,6 +651,22 @@ impl Engine for FlexEngine {
     fn replay_finished(&self) {
         let guard = &epoch::pin();
         self.state(guard).memtables.active.finish_sort(&self.interval_cache.context, guard);
+    }
+}
+
+impl EngineCache for FlexEngine {
+    fn cache_share(&self) -> &CacheShare {
+        &self.interval_cache.slots.cache_share
+    }
+
+    fn evict(&self, bytes: u64) {
+        self.interval_cache.slots.evict(bytes, &self.interval_cache.context, &epoch::pin());
+    }
+}
+
+impl Engine for FlexEngine {
+    fn cache(&self) -> Option<&dyn EngineCache> {
+        Some(self)
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {

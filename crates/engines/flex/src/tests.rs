@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_engine::context::{EngineContext, EngineDir};
-use sheaf_engine::contract::{Bounds, Engine, ImageSink, Projection};
+use sheaf_engine::contract::{
+    Bounds, Engine, EngineCheckpoint, EnginePressure, EngineReads, ImageSink, Projection,
+};
 use sheaf_engine::memtable::MemtableVersion;
 use sheaf_engine::views::Views;
 use sheaf_log::blob::{BlobRef, Blobs};

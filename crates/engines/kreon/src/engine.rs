@@ -23,8 +23,9 @@ use std::sync::Arc;
 use sheaf_engine::backup_files::PinnedFiles;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
-    Liveness, Preparation, Projection, ReplayRecord,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineCache, EngineCheckpoint, EngineCommits, EngineInfo,
+    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, Findings, HashedKey, ImageSink,
+    ImageSource, Liveness, NOTE_WORDS, Preparation, Projection, ReplayRecord, StoreLogIndex,
 };
 use sheaf_engine::idle::IdleDetector;
 use sheaf_engine::log_entries::LiveAccounting;
@@ -78,17 +79,34 @@ pub(crate) const IDLE_SAMPLES: u32 = 8;
 /// Bytes of the budget that the cache leaves free for the growth of memtables.
 const MEMTABLE_HEADROOM: u64 = 256 << 10;
 
-// Words of the note of an operation.
-const NOTE_HASH: usize = 0;
-/// Number of the active memtable, and the offset of the key's record in it; 0 if there is no
-/// record.
-const NOTE_RECORD: usize = 1;
-/// Number of the record's version.
-const NOTE_SEQ: usize = 2;
-/// Without a record: number of records in the stripe of the key. With a record: its word.
-const NOTE_LEN_OR_WORD: usize = 3;
-/// Bytes that a removal removes, as far as known.
-const NOTE_REMOVED_BYTES: usize = 4;
+/// Findings of `prepare`.
+#[derive(Clone, Copy, Debug)]
+struct KreonFindings {
+    hash: u64,
+    /// Number of the active memtable.
+    memtable: u32,
+    /// Offset of the key's record in the memtable; 0 if there is none.
+    record: u32,
+    /// Number of the record's version.
+    seq: u64,
+    /// Without a record: number of records in the stripe of the key. With a record: its word.
+    len_or_word: u64,
+    /// Bytes that a removal removes, as far as known.
+    removed_bytes: u64,
+}
+
+impl Findings for KreonFindings {
+    #[inline]
+    fn to_words(self) -> [u64; NOTE_WORDS] {
+        let record = u64::from(self.memtable) << 32 | u64::from(self.record);
+        [self.hash, record, self.seq, self.len_or_word, self.removed_bytes]
+    }
+
+    #[inline]
+    fn from_words([hash, record, seq, len_or_word, removed_bytes]: [u64; NOTE_WORDS]) -> KreonFindings {
+        KreonFindings { hash, memtable: high(record), record: low(record), seq, len_or_word, removed_bytes }
+    }
+}
 
 /// A keyspace of the Kreon engine.
 pub(crate) struct KreonEngine {
@@ -281,7 +299,7 @@ impl KreonEngine {
     }
 }
 
-impl Engine for KreonEngine {
+impl EngineInfo for KreonEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -293,109 +311,9 @@ impl Engine for KreonEngine {
     fn log(&self) -> LogId {
         LogId::ValueLog
     }
+}
 
-    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
-        let guard = &epoch::pin();
-        let hash = self.hash(op.key);
-        let active = &self.state(guard).memtables.active;
-        let len = active.stripe_len(hash); // before the lookup (I2 of the key table)
-        let place = active.find(hash, op.key, guard);
-        let version = place.map(|place| active.version(place));
-        let number = u64::from(active.number) << 32 | u64::from(place.unwrap_or(0));
-        let (seq, word) = version.map_or((0, u64::from(len)), |v| (v.seq.0, v.word.bits()));
-        op.note = [hash, number, seq, word, 0];
-        op.prior =
-            version.filter(|version| !version.word.is_tombstone()).map_or(Seq::ZERO, |version| version.seq);
-        match op.action {
-            Action::Put(_) | Action::Blob(_) => {
-                if place.is_none() {
-                    self.level_store
-                        .cache
-                        .evict_until_room(MEMTABLE_HEADROOM.min(self.context.memory.budget() / 64), guard);
-                    if self.is_over_budget(op, active) {
-                        return Err(Error::MemoryBudgetExceeded { budget: self.context.memory.budget() });
-                    }
-                    if self.newest_superseding_seq.load(Ordering::Relaxed) != 0 {
-                        // to count pinned versions
-                        op.prior = self.newest_seq(hash, op.key, guard)?;
-                    }
-                }
-                Ok(Preparation::Record)
-            }
-            Action::Expect => {
-                op.prior = self.newest_seq(hash, op.key, guard)?;
-                Ok(Preparation::NoChange)
-            }
-            Action::Remove => {
-                (op.prior, op.note[NOTE_REMOVED_BYTES]) = self.newest_seq_and_bytes(hash, op.key, guard)?;
-                Ok(if op.prior == Seq::ZERO { Preparation::NoChange } else { Preparation::Record })
-            }
-        }
-    }
-
-    fn is_current(&self, op: &EngineOp<'_>) -> bool {
-        let guard = &epoch::pin();
-        let active = &self.state(guard).memtables.active;
-        let (number, place) = (high(op.note[NOTE_RECORD]), low(op.note[NOTE_RECORD]));
-        if active.number != number {
-            return false;
-        }
-        if place == 0 {
-            // The additional records of the stripe may belong to other keys.
-            let hash = op.note[NOTE_HASH];
-            return u64::from(active.stripe_len(hash)) == op.note[NOTE_LEN_OR_WORD]
-                || active.find(hash, op.key, guard).is_none();
-        }
-        // A lookup concurrent with `apply` may have combined the number of a version with the word
-        // of the previous one.
-        let KreonVersion { word, seq } = active.version(place);
-        matches!(op.action, Action::Put(_) | Action::Blob(_))
-            || (seq.0 == op.note[NOTE_SEQ] && word.bits() == op.note[NOTE_LEN_OR_WORD])
-    }
-
-    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
-        let Some(content) = op.action.content() else { return };
-        let guard = &epoch::pin();
-        let active = &self.state(guard).memtables.active;
-        let mut word = self.word_of(&content, op.address, op.span);
-        self.account_record(&content, op.address, op.span, guard);
-        if matches!(content, RecordContent::Remove) {
-            self.accounts.count_tombstone(op.address, op.span, guard);
-        }
-        self.record_view_range(views, seq);
-        let place = low(op.note[NOTE_RECORD]);
-        if place == 0 {
-            if op.prior != Seq::ZERO && views.needs(op.prior, seq) {
-                self.unspilled_pins.lock().entry(op.prior).or_default().push(seq);
-            }
-        } else {
-            let old = active.version(place);
-            // before the record changes (memtable I2)
-            self.retain_or_free_superseded(op.key, old, seq, views, guard);
-            word = word.with_lower_unaccounted(old.word.is_lower_unaccounted());
-        }
-        active.put(
-            place,
-            op.note[NOTE_HASH],
-            op.key,
-            KreonVersion { word, seq },
-            &self.context.memory,
-            guard,
-        );
-        let brought = match content {
-            RecordContent::Remove => {
-                active.add_to_sum(memtable::REMOVALS, 1);
-                op.note[NOTE_REMOVED_BYTES]
-            }
-            RecordContent::Blob(blob) => (u64::from(op.span) + u64::from(blob.len)) / PUT_SUPERSEDED_DIVISOR,
-            RecordContent::Put(_) => u64::from(op.span) / PUT_SUPERSEDED_DIVISOR,
-        };
-        active.add_to_sum(memtable::SUPERSEDED_BYTES, brought);
-        if !matches!(content, RecordContent::Remove) {
-            self.removed_ranges.note_put(op.key);
-        }
-    }
-
+impl EngineReads for KreonEngine {
     #[inline]
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
         let mut missing = None;
@@ -440,6 +358,105 @@ impl Engine for KreonEngine {
     fn is_empty(&self) -> Result<bool> {
         Ok(self.count_keys(1)? == 0)
     }
+}
+
+impl EngineCommits for KreonEngine {
+    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
+        let guard = &epoch::pin();
+        let hash = self.hash(op.key);
+        let active = &self.state(guard).memtables.active;
+        let len = active.stripe_len(hash); // before the lookup (I2 of the key table)
+        let place = active.find(hash, op.key, guard);
+        let version = place.map(|place| active.version(place));
+        let (seq, len_or_word) = version.map_or((0, u64::from(len)), |v| (v.seq.0, v.word.bits()));
+        let (memtable, record) = (active.number, place.unwrap_or(0));
+        let mut findings = KreonFindings { hash, memtable, record, seq, len_or_word, removed_bytes: 0 };
+        op.note.set(findings);
+        op.prior =
+            version.filter(|version| !version.word.is_tombstone()).map_or(Seq::ZERO, |version| version.seq);
+        match op.action {
+            Action::Put(_) | Action::Blob(_) => {
+                if place.is_none() {
+                    self.level_store
+                        .cache
+                        .evict_until_room(MEMTABLE_HEADROOM.min(self.context.memory.budget() / 64), guard);
+                    if self.is_over_budget(op, active) {
+                        return Err(Error::MemoryBudgetExceeded { budget: self.context.memory.budget() });
+                    }
+                    if self.newest_superseding_seq.load(Ordering::Relaxed) != 0 {
+                        // to count pinned versions
+                        op.prior = self.newest_seq(hash, op.key, guard)?;
+                    }
+                }
+                Ok(Preparation::Record)
+            }
+            Action::Expect => {
+                op.prior = self.newest_seq(hash, op.key, guard)?;
+                Ok(Preparation::NoChange)
+            }
+            Action::Remove => {
+                (op.prior, findings.removed_bytes) = self.newest_seq_and_bytes(hash, op.key, guard)?;
+                op.note.set(findings);
+                Ok(if op.prior == Seq::ZERO { Preparation::NoChange } else { Preparation::Record })
+            }
+        }
+    }
+
+    fn is_current(&self, op: &EngineOp<'_>) -> bool {
+        let guard = &epoch::pin();
+        let active = &self.state(guard).memtables.active;
+        let found: KreonFindings = op.note.get();
+        if active.number != found.memtable {
+            return false;
+        }
+        if found.record == 0 {
+            // The additional records of the stripe may belong to other keys.
+            return u64::from(active.stripe_len(found.hash)) == found.len_or_word
+                || active.find(found.hash, op.key, guard).is_none();
+        }
+        // A lookup concurrent with `apply` may have combined the number of a version with the word
+        // of the previous one.
+        let KreonVersion { word, seq } = active.version(found.record);
+        matches!(op.action, Action::Put(_) | Action::Blob(_))
+            || (seq.0 == found.seq && word.bits() == found.len_or_word)
+    }
+
+    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
+        let Some(content) = op.action.content() else { return };
+        let guard = &epoch::pin();
+        let active = &self.state(guard).memtables.active;
+        let mut word = self.word_of(&content, op.address, op.span);
+        self.account_record(&content, op.address, op.span, guard);
+        if matches!(content, RecordContent::Remove) {
+            self.accounts.count_tombstone(op.address, op.span, guard);
+        }
+        self.record_view_range(views, seq);
+        let found: KreonFindings = op.note.get();
+        let place = found.record;
+        if place == 0 {
+            if op.prior != Seq::ZERO && views.needs(op.prior, seq) {
+                self.unspilled_pins.lock().entry(op.prior).or_default().push(seq);
+            }
+        } else {
+            let old = active.version(place);
+            // before the record changes (memtable I2)
+            self.retain_or_free_superseded(op.key, old, seq, views, guard);
+            word = word.with_lower_unaccounted(old.word.is_lower_unaccounted());
+        }
+        active.put(place, found.hash, op.key, KreonVersion { word, seq }, &self.context.memory, guard);
+        let brought = match content {
+            RecordContent::Remove => {
+                active.add_to_sum(memtable::REMOVALS, 1);
+                found.removed_bytes
+            }
+            RecordContent::Blob(blob) => (u64::from(op.span) + u64::from(blob.len)) / PUT_SUPERSEDED_DIVISOR,
+            RecordContent::Put(_) => u64::from(op.span) / PUT_SUPERSEDED_DIVISOR,
+        };
+        active.add_to_sum(memtable::SUPERSEDED_BYTES, brought);
+        if !matches!(content, RecordContent::Remove) {
+            self.removed_ranges.note_put(op.key);
+        }
+    }
 
     fn trim(&self, views: &Views, visible: Seq) {
         self.unspilled_pins.lock().retain(|born, dieds| {
@@ -466,7 +483,9 @@ impl Engine for KreonEngine {
             self.accounts.free_version(&old, guard);
         }
     }
+}
 
+impl EngineCheckpoint for KreonEngine {
     fn freeze(&self) {
         self.accounts.freeze();
         let guard = &epoch::pin();
@@ -492,6 +511,24 @@ impl Engine for KreonEngine {
         self.state(&epoch::pin()).memtables.frozen.is_none()
     }
 
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        crate::image::save(self, out)
+    }
+
+    fn image_published(&self) {
+        self.level_store.space.image_published();
+    }
+
+    fn image_superseded(&self) {
+        self.level_store.space.image_superseded(&epoch::pin());
+    }
+
+    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
+        self.level_store.space.pin_files()
+    }
+}
+
+impl EnginePressure for KreonEngine {
     fn checkpoint_after(&self) -> u64 {
         if self.context.tiny { 0 } else { CHECKPOINT_LOG_BYTES }
     }
@@ -524,35 +561,13 @@ impl Engine for KreonEngine {
         }
     }
 
-    fn cache_share(&self) -> Option<&CacheShare> {
-        Some(self.level_store.cache.cache_share())
-    }
-
-    fn evict(&self, bytes: u64) {
-        self.level_store.cache.evict(bytes, &epoch::pin());
-    }
-
     fn is_memory_high(&self) -> bool {
         let guard = &epoch::pin();
         self.state(guard).memtables.bytes() > self.context.memory.budget() / MEMORY_HIGH_DIVISOR
     }
+}
 
-    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
-        crate::image::save(self, out)
-    }
-
-    fn image_published(&self) {
-        self.level_store.space.image_published();
-    }
-
-    fn image_superseded(&self) {
-        self.level_store.space.image_superseded(&epoch::pin());
-    }
-
-    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
-        self.level_store.space.pin_files()
-    }
-
+impl EngineRecovery for KreonEngine {
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         crate::image::restore(self, image)
     }
@@ -570,12 +585,9 @@ impl Engine for KreonEngine {
         let guard = &epoch::pin();
         self.state(guard).memtables.active.finish_sort(&self.context.memory, guard);
     }
+}
 
-    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        self.accounts.list_blobs(out);
-        Ok(())
-    }
-
+impl StoreLogIndex for KreonEngine {
     fn liveness(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<Liveness> {
         self.liveness_at(hashed_key.key, address, &epoch::pin())
     }
@@ -590,6 +602,31 @@ impl Engine for KreonEngine {
 
     fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, _staged: Option<u64>) -> bool {
         self.repoint(hashed_key.key, from, to, &epoch::pin())
+    }
+}
+
+impl EngineCache for KreonEngine {
+    fn cache_share(&self) -> &CacheShare {
+        &self.level_store.cache.cache_share()
+    }
+
+    fn evict(&self, bytes: u64) {
+        self.level_store.cache.evict(bytes, &epoch::pin());
+    }
+}
+
+impl Engine for KreonEngine {
+    fn store_log_index(&self) -> Option<&dyn StoreLogIndex> {
+        Some(self)
+    }
+
+    fn cache(&self) -> Option<&dyn EngineCache> {
+        Some(self)
+    }
+
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
+        self.accounts.list_blobs(out);
+        Ok(())
     }
 
     fn stats(&self) -> EngineStats {

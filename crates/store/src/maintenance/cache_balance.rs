@@ -97,9 +97,9 @@ impl Store {
         let mut caches: Vec<&CacheShare> = vec![values.cache_share()];
         let mut owners = vec![];
         for engine in engines {
-            if let Some(account) = engine.cache_share() {
-                caches.push(account);
-                owners.push(engine);
+            if let Some(cache) = engine.cache() {
+                caches.push(cache.cache_share());
+                owners.push(cache);
             }
         }
         with(&caches, &|index, bytes| match index.checked_sub(1) {
@@ -117,7 +117,7 @@ impl Store {
         let values = stats(None, self.context.blob_cache.cache_share());
         let keyspaces = self.catalog.all();
         let caches = keyspaces.iter().filter_map(|keyspace| {
-            let cache = keyspace.engine().ok()?.cache_share()?;
+            let cache = keyspace.engine().ok()?.cache()?.cache_share();
             Some(stats(Some(keyspace.name().to_owned()), cache))
         });
         std::iter::once(values).chain(caches).collect()

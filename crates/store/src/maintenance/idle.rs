@@ -4,7 +4,7 @@
 //! frees the journal before replay would take too long. While commits pause, it also frees space
 //! within these limits: journal segments, store log segments that are half empty, preallocated
 //! segments that are too large now, and space that engines find
-//! ([`Engine::reclaim`](sheaf_engine::contract::Engine::reclaim)).
+//! ([`EngineCheckpoint::reclaim`](sheaf_engine::contract::EngineCheckpoint::reclaim)).
 //!
 //! ## Invariants
 //!

@@ -5,8 +5,8 @@
 //! ## Picture
 //!
 //! ```text
-//!  image of each keyspace -> Engine::restore
-//!  records from the checkpoint's position on -> Engine::replay_run, finish_replay
+//!  image of each keyspace -> EngineRecovery::restore
+//!  records from the checkpoint's position on -> EngineRecovery::replay_run, finish_replay
 //! ```
 //!
 //! ## Invariants

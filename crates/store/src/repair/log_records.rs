@@ -24,7 +24,7 @@ use super::output::{RepairOutput, SourceValue};
 use super::pair_walk::{WalkEvent, verify_keys};
 use super::report::{LostRecords, RepairOutcome};
 use crate::Store;
-use sheaf_engine::contract::Engine;
+use sheaf_engine::contract::{Engine, StoreLogIndex};
 use sheaf_log::blob::BlobRef;
 use sheaf_log::frame::FrameKind;
 use sheaf_log::record::{Record, RecordContent};
@@ -187,7 +187,9 @@ impl<'a> LogRecords<'a> {
         let Some(engine) = source.engine.as_ref().filter(|_| !is_stray()) else {
             return IndexAnswer::Unknown;
         };
-        match engine.is_newest(engine.hashed_key(entry.record.key), entry.address) {
+        let hashed_key = engine.hashed_key(entry.record.key);
+        let index = engine.store_log_index();
+        match index.map_or(Ok(false), |index| index.is_newest(hashed_key, entry.address)) {
             Ok(is_newest) if is_newest && entry.is_put() => IndexAnswer::Newest,
             Ok(_) => IndexAnswer::Superseded,
             Err(_) => IndexAnswer::Unknown,
@@ -247,7 +249,9 @@ impl<'a> LogRecords<'a> {
         let strays = self.opened.failed_keys.get(&self.opened.sources[at].id);
         let is_stray = strays.is_some_and(|strays| strays.contains(key));
         let is_gone = |address| self.store.context.segments.frame(address, &epoch::pin()).is_err();
-        !is_stray && engine.locate(key).is_ok_and(|address| address.is_some_and(is_gone))
+        let locate =
+            |index: &dyn StoreLogIndex| index.locate(key).is_ok_and(|found| found.is_some_and(is_gone));
+        !is_stray && engine.store_log_index().is_some_and(locate)
     }
 
     /// Examines the lost entries. Copies pairs that the index itself has, and reports the keys of

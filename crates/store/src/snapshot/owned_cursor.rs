@@ -37,7 +37,7 @@ self_cell! {
 }
 
 impl OwnedCursor {
-    /// Opens the cursor that [`Engine::cursor`](sheaf_engine::contract::Engine::cursor) returns.
+    /// Opens the cursor that [`EngineReads::cursor`](sheaf_engine::contract::EngineReads::cursor) returns.
     ///
     /// # Errors
     ///

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  keys of a view, some hundred per step ─> locate ─> in order already: skip
-//!                                                 └─> copy into SORTED_STREAM, Engine::relocate
+//!                                                 └─> copy into SORTED_STREAM, StoreLogIndex::relocate
 //! ```
 //!
 //! ## Invariants
@@ -155,6 +155,7 @@ impl Store {
         sorted: &mut CompactionReport,
     ) -> Result<usize> {
         let engine = keyspace.engine()?;
+        let Some(index) = engine.store_log_index() else { return Ok(keys.len()) };
         let log = self.log(LogId::ValueLog);
         let mut m = self.root.maintenance.lock();
         let durable = self.durable();
@@ -166,7 +167,7 @@ impl Store {
                 break;
             }
             count += 1;
-            let Some(address) = engine.locate(key)? else { continue };
+            let Some(address) = index.locate(key)? else { continue };
             let frame = self.context.segments.frame(address, guard)?;
             bytes += frame.span();
             match frame.header.seq <= durable {
@@ -184,7 +185,7 @@ impl Store {
             let damaged = |what| self.context.segments.damage_error(*address, what, guard);
             let record = Record::decode(body).map_err(damaged)?;
             let hashed_key = engine.hashed_key(record.key);
-            if engine.liveness(hashed_key, *address)? != Liveness::Newest {
+            if index.liveness(hashed_key, *address)? != Liveness::Newest {
                 continue; // superseded since
             }
             let (header, sum) = (frame.header, body_sum(body));

@@ -10,7 +10,7 @@
 //! disk (commit.md, scenario 20).
 //!
 //! Engines later move the records of the journal to their own files, and need disk space for that
-//! (`Engine::disk_reserve`). No segment is created and no blob is written in this space. So a
+//! (`EnginePressure::disk_reserve`). No segment is created and no blob is written in this space. So a
 //! checkpoint on a full disk succeeds, unless other programs filled the disk, and then frees the
 //! journal before its position.
 

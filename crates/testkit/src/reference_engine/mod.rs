@@ -17,7 +17,7 @@
 //! 1. The versions of a key ascend by seq. All but the last are kept because a view needs them.
 //! 2. Views are registered at the newest state only, so a later view needs no dropped version.
 //! 3. During replay a removed key keeps its tombstone, so that an older record replayed later does
-//!    not restore the key. [`Engine::replay_finished`] drops the tombstones.
+//!    not restore the key. [`EngineRecovery::replay_finished`] drops the tombstones.
 //! 4. No lock is held between two calls of a cursor, nor while a blob is read.
 //!
 //! ## Crash
@@ -40,8 +40,9 @@ use std::sync::Arc;
 
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineFactory, EngineOp, EngineStats, ImageSink,
-    ImageSource, Preparation, Projection, ReplayRecord,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineCheckpoint, EngineCommits, EngineFactory, EngineInfo,
+    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, Findings, ImageSink, ImageSource,
+    NOTE_WORDS, Preparation, Projection, ReplayRecord,
 };
 use sheaf_engine::views::Views;
 use sheaf_log::blob::BlobRef;
@@ -133,7 +134,23 @@ impl ReferenceEngine {
     }
 }
 
-impl Engine for ReferenceEngine {
+/// Findings of `prepare`: the seq of the key's newest version; 0 if it has none.
+#[derive(Clone, Copy)]
+struct NewestSeq(u64);
+
+impl Findings for NewestSeq {
+    fn to_words(self) -> [u64; NOTE_WORDS] {
+        let mut words = [0; NOTE_WORDS];
+        words[0] = self.0;
+        words
+    }
+
+    fn from_words(words: [u64; NOTE_WORDS]) -> NewestSeq {
+        NewestSeq(words[0])
+    }
+}
+
+impl EngineInfo for ReferenceEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -145,67 +162,9 @@ impl Engine for ReferenceEngine {
     fn log(&self) -> LogId {
         LogId::Journal
     }
+}
 
-    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
-        let newest = self.table.read().live_version_seq(op.key);
-        op.prior = newest.unwrap_or(Seq::ZERO);
-        op.note[0] = op.prior.0;
-        if self.has_flaw(EngineFlaw::IgnoresConcurrentChanges) && matches!(op.action, Action::Expect) {
-            op.prior = Seq(1); // a fixed seq hides a concurrent change
-        }
-        let memory = &self.context.memory;
-        match op.action {
-            Action::Put(value) if newest.is_none() => {
-                let cost = table::ENTRY_COST + op.key.len() as u64 + value.len() as u64;
-                if !memory.has_room(cost) {
-                    return Err(Error::MemoryBudgetExceeded { budget: memory.budget() });
-                }
-                Ok(Preparation::Record)
-            }
-            Action::Blob(_) if newest.is_none() => {
-                if !memory.has_room(table::ENTRY_COST + op.key.len() as u64) {
-                    return Err(Error::MemoryBudgetExceeded { budget: memory.budget() });
-                }
-                Ok(Preparation::Record)
-            }
-            Action::Put(_) | Action::Blob(_) => Ok(Preparation::Record),
-            Action::Remove if newest.is_some() => Ok(Preparation::Record),
-            Action::Remove | Action::Expect => Ok(Preparation::NoChange),
-        }
-    }
-
-    fn is_current(&self, op: &EngineOp<'_>) -> bool {
-        let newest = self.table.read().live_version_seq(op.key).map_or(0, |seq| seq.0);
-        match op.action {
-            Action::Put(_) | Action::Blob(_) => true,
-            Action::Remove => (newest == 0) == (op.note[0] == 0),
-            Action::Expect => newest == op.note[0] || self.has_flaw(EngineFlaw::IgnoresConcurrentChanges),
-        }
-    }
-
-    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
-        let stored = match op.action {
-            Action::Put(value) => VersionContent::Inline(value.into()),
-            Action::Blob(blob) => VersionContent::Blob(blob),
-            Action::Remove => VersionContent::Tombstone,
-            Action::Expect => return,
-        };
-        assert!(
-            !(self.has_flaw(EngineFlaw::PanicsInApply) && op.key == EngineFlaw::PANIC_KEY),
-            "as it was told"
-        );
-        let keeps = !self.has_flaw(EngineFlaw::DropsPinned);
-        let change = self
-            .table
-            .write()
-            .push(op.key, TableVersion { seq, stored }, |born, died| keeps && views.needs(born, died));
-        self.account_change(&change);
-        self.log_bytes[0].fetch_add(u64::from(op.span), Ordering::Relaxed);
-        for (seq, blob) in change.retired_blobs {
-            self.context.retire_blob(seq, blob);
-        }
-    }
-
+impl EngineReads for ReferenceEngine {
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Seen<'_>)) -> Result<bool> {
         let mut missing = None;
         loop {
@@ -243,6 +202,69 @@ impl Engine for ReferenceEngine {
         let table = self.table.read();
         Ok(if self.has_flaw(EngineFlaw::CountsTombstones) { table.entries() } else { table.live_keys() })
     }
+}
+
+impl EngineCommits for ReferenceEngine {
+    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
+        let newest = self.table.read().live_version_seq(op.key);
+        op.prior = newest.unwrap_or(Seq::ZERO);
+        op.note.set(NewestSeq(op.prior.0));
+        if self.has_flaw(EngineFlaw::IgnoresConcurrentChanges) && matches!(op.action, Action::Expect) {
+            op.prior = Seq(1); // a fixed seq hides a concurrent change
+        }
+        let memory = &self.context.memory;
+        match op.action {
+            Action::Put(value) if newest.is_none() => {
+                let cost = table::ENTRY_COST + op.key.len() as u64 + value.len() as u64;
+                if !memory.has_room(cost) {
+                    return Err(Error::MemoryBudgetExceeded { budget: memory.budget() });
+                }
+                Ok(Preparation::Record)
+            }
+            Action::Blob(_) if newest.is_none() => {
+                if !memory.has_room(table::ENTRY_COST + op.key.len() as u64) {
+                    return Err(Error::MemoryBudgetExceeded { budget: memory.budget() });
+                }
+                Ok(Preparation::Record)
+            }
+            Action::Put(_) | Action::Blob(_) => Ok(Preparation::Record),
+            Action::Remove if newest.is_some() => Ok(Preparation::Record),
+            Action::Remove | Action::Expect => Ok(Preparation::NoChange),
+        }
+    }
+
+    fn is_current(&self, op: &EngineOp<'_>) -> bool {
+        let newest = self.table.read().live_version_seq(op.key).map_or(0, |seq| seq.0);
+        let NewestSeq(found) = op.note.get();
+        match op.action {
+            Action::Put(_) | Action::Blob(_) => true,
+            Action::Remove => (newest == 0) == (found == 0),
+            Action::Expect => newest == found || self.has_flaw(EngineFlaw::IgnoresConcurrentChanges),
+        }
+    }
+
+    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
+        let stored = match op.action {
+            Action::Put(value) => VersionContent::Inline(value.into()),
+            Action::Blob(blob) => VersionContent::Blob(blob),
+            Action::Remove => VersionContent::Tombstone,
+            Action::Expect => return,
+        };
+        assert!(
+            !(self.has_flaw(EngineFlaw::PanicsInApply) && op.key == EngineFlaw::PANIC_KEY),
+            "as it was told"
+        );
+        let keeps = !self.has_flaw(EngineFlaw::DropsPinned);
+        let change = self
+            .table
+            .write()
+            .push(op.key, TableVersion { seq, stored }, |born, died| keeps && views.needs(born, died));
+        self.account_change(&change);
+        self.log_bytes[0].fetch_add(u64::from(op.span), Ordering::Relaxed);
+        for (seq, blob) in change.retired_blobs {
+            self.context.retire_blob(seq, blob);
+        }
+    }
 
     fn trim(&self, views: &Views, visible: Seq) {
         // A view registered after `views` was copied may need a version superseded after `visible`.
@@ -253,7 +275,9 @@ impl Engine for ReferenceEngine {
             self.context.retire_blob(seq, blob);
         }
     }
+}
 
+impl EngineCheckpoint for ReferenceEngine {
     fn freeze(&self) {
         self.log_bytes[1].fetch_add(self.log_bytes[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -262,15 +286,19 @@ impl Engine for ReferenceEngine {
         self.log_bytes[1].store(0, Ordering::Relaxed);
     }
 
-    fn log_bytes_needed(&self) -> u64 {
-        self.log_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
-    }
-
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         assert!(!self.has_flaw(EngineFlaw::PanicsInSave), "as it was told");
         image::save(self, out)
     }
+}
 
+impl EnginePressure for ReferenceEngine {
+    fn log_bytes_needed(&self) -> u64 {
+        self.log_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl EngineRecovery for ReferenceEngine {
     fn restore(&self, source: &mut dyn ImageSource) -> Result<()> {
         image::restore(self, source)
     }
@@ -293,7 +321,9 @@ impl Engine for ReferenceEngine {
         let change = self.table.write().drop_tombstones();
         self.account_change(&change);
     }
+}
 
+impl Engine for ReferenceEngine {
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         out.extend(self.table.read().blobs().map(|(_, blob)| blob.id));
         Ok(())

@@ -15,15 +15,14 @@
 //!
 //! Tables that overlap no table below only change their level.
 
-use std::collections::HashSet;
-use std::ops::Bound;
-use std::sync::Arc;
-
-use sheaf_engine::contract::Engine;
+use sheaf_engine::contract::EnginePressure;
 use sheaf_engine::views::Views;
 use sheaf_log::blob::BlobRef;
 use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
+use std::collections::HashSet;
+use std::ops::Bound;
+use std::sync::Arc;
 
 use crate::engine::DelsmEngine;
 use crate::files::file_names;

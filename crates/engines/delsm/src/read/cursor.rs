@@ -15,7 +15,7 @@
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use sheaf_engine::contract::{Bounds, Cursor, Engine, Projection};
+use sheaf_engine::contract::{Bounds, Cursor, EngineReads, Projection};
 use sheaf_engine::keys::{borrow_bound, is_above, is_below};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::Seq;

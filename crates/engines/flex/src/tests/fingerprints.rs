@@ -1,5 +1,6 @@
 //! Tests of intervals that do not fit in memory, and of the reads that fingerprints save.
 
+use sheaf_engine::contract::EngineReads;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! Removed ranges cost a scan little, and hide no live key.
 
+use sheaf_engine::contract::EngineReads;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 

@@ -1,13 +1,12 @@
 //! Fingerprints: lookups without the leaf.
 
-use std::sync::Arc;
-
-use sheaf_engine::contract::Engine;
+use sheaf_engine::contract::EngineReads;
 use sheaf_log::frame::HEADER;
 use sheaf_log::segment::{DATA_START, Segment};
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Error;
 use sheaf_platform::sync::epoch;
+use std::sync::Arc;
 
 use super::fixture::{WrittenKey, engine_with_segment, put_all};
 use crate::engine::KreonEngine;

@@ -1,10 +1,10 @@
 //! Parts that several tests share: engines on a simulated disk, records, and spills.
 
+use sheaf_engine::contract::EngineCheckpoint;
 use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_engine::context::EngineContext;
-use sheaf_engine::contract::Engine;
 use sheaf_engine::views::Views;
 use sheaf_log::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
 use sheaf_log::record::{Record, RecordContent};

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_engine::contract::{Bounds, Cursor, Engine, ImageSink, Projection};
+use sheaf_engine::contract::{
+    Bounds, Cursor, EngineCheckpoint, EngineCommits, EnginePressure, ImageSink, Projection,
+};
 use sheaf_engine::views::Views;
 use sheaf_log::segment::{Address, Segment};
 use sheaf_log::types::Seq;

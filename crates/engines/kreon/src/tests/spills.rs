@@ -1,14 +1,13 @@
 //! Spills: failed steps, blobs of merged entries, and the sizes of levels.
 
-use std::sync::Arc;
-
-use sheaf_engine::contract::Engine;
+use sheaf_engine::contract::EngineCheckpoint;
 use sheaf_engine::views::Views;
 use sheaf_log::segment::{Address, DATA_START};
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Error;
 use sheaf_platform::sync::epoch;
 use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, SimDisk};
+use std::sync::Arc;
 
 use super::fixture::{
     engine_on, engine_with_segment, put_all, set_blob_version, set_plain_versions, set_version, spill_all,

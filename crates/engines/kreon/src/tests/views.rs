@@ -1,6 +1,6 @@
 //! Versions that views may need, during spills and relocations.
 
-use sheaf_engine::contract::{Engine, Liveness};
+use sheaf_engine::contract::{EngineCheckpoint, Liveness};
 use sheaf_engine::views::Views;
 use sheaf_log::segment::{Address, DATA_START};
 use sheaf_log::types::Seq;

@@ -273,7 +273,8 @@ impl LevelStore {
         if found == Some(level) {
             return Ok(frame);
         }
-        let what = Damage::bad_field("level of a node", u64::from(level), u64::from(found.unwrap_or(u8::MAX)));
+        let what =
+            Damage::bad_field("level of a node", u64::from(level), u64::from(found.unwrap_or(u8::MAX)));
         Err(self.space.page_file.damage_error(at.page, what))
     }
 

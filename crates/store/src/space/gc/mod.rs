@@ -327,14 +327,21 @@ impl Store {
                 Ok(Liveness::Newest)
             }
             RecordContent::Remove => {
-                let engine = keyspace.engine()?;
-                if !engine.is_replay_finished() {
+                if !keyspace.engine()?.is_replay_finished() {
                     // Reads the part that the last opening deferred.
-                    engine.prefetch_for_relocate(hashed_key)?;
+                    prefetch_for_relocate(keyspace, hashed_key)?;
                 }
                 Ok(Liveness::Dead)
             }
-            _ => keyspace.engine()?.liveness(hashed_key, Address::new(victim.slot(), scanned.offset)),
+            _ => {
+                let Some(index) = keyspace.engine()?.store_log_index() else { return Ok(Liveness::Dead) };
+                index.liveness(hashed_key, Address::new(victim.slot(), scanned.offset))
+            }
         }
     }
+}
+
+/// Reads from disk the part of the index of `keyspace` that a relocation needs to find the key.
+fn prefetch_for_relocate(keyspace: &KeyspaceState, hashed_key: HashedKey<'_>) -> Result<()> {
+    keyspace.engine()?.store_log_index().map_or(Ok(()), |index| index.prefetch_for_relocate(hashed_key))
 }

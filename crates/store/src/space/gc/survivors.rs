@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::space::log::LogState;
 use crate::space::root_writer::{RootState, SurvivorTail, SurvivorTails};
 use crate::{KeyspaceState, Store};
-use sheaf_engine::contract::{Engine, HashedKey, Liveness};
+use sheaf_engine::contract::{Engine, HashedKey, Liveness, StoreLogIndex};
 use sheaf_engine::window::stripe_of;
 use sheaf_log::frame::{ALIGN_BYTES, FIRST, FrameHeader, FrameKind, HEADER, LAST};
 use sheaf_log::record::{Record, RecordContent};
@@ -18,7 +18,7 @@ use sheaf_log::types::Seq;
 use sheaf_platform::error::{Error, IoContext, IoOp, PoisonCause, Result};
 use sheaf_platform::sync::epoch;
 
-use super::SORTED_STREAM;
+use super::{SORTED_STREAM, prefetch_for_relocate};
 
 /// Bytes of copies that are written with one system call.
 const COPY_BUFFER_BYTES: usize = 64 << 10;
@@ -201,9 +201,8 @@ impl Store {
         for moves in piece.moves.chunks(REPOINT_GROUP) {
             let pin = epoch::pin();
             let bytes = &piece.bytes;
-            if let Err(error) = moves
-                .iter()
-                .try_for_each(|copy| copy.keyspace.engine()?.prefetch_for_relocate(copy.hashed_key(bytes)))
+            if let Err(error) =
+                moves.iter().try_for_each(|copy| prefetch_for_relocate(copy.keyspace, copy.hashed_key(bytes)))
             {
                 piece.failed.get_or_insert(error);
                 continue;
@@ -232,7 +231,9 @@ impl Store {
             let hashed_key = copy.hashed_key(bytes);
             let stripe = [stripe_of(copy.keyspace.id(), hashed_key.key)];
             let _held = self.pipeline.stripes.lock(&stripe);
-            let moved = |e: &Arc<dyn Engine>| e.relocate(hashed_key, copy.from, copy.to, copy.blob);
+            let relocate =
+                |index: &dyn StoreLogIndex| index.relocate(hashed_key, copy.from, copy.to, copy.blob);
+            let moved = |engine: &Arc<dyn Engine>| engine.store_log_index().is_some_and(relocate);
             if copy.keyspace.engine().is_ok_and(moved) {
                 live += copy.span;
             }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::FlatEngine;
 use crate::index::Index;
-use sheaf_engine::contract::Engine;
+use sheaf_engine::contract::{Engine, EngineReads, EngineRecovery, StoreLogIndex};
 use sheaf_log::blob::{BlobRef, Blobs};
 use sheaf_log::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
 use sheaf_log::segment::{DATA_START, Segment, SegmentIdentity};

@@ -1,0 +1,177 @@
+//! # Role: gets, cursors and counts
+
+use std::ops::Bound;
+
+use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+
+use super::{EngineInfo, HashedKey};
+use crate::keys::{borrow_bound, is_above, is_below};
+
+/// Part of a pair that a cursor fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projection {
+    /// Only the key.
+    Keys,
+    /// Key and value.
+    Pairs,
+}
+
+/// Limits of a range. Keys are compared as unsigned bytes.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    /// Lower end.
+    pub low: Bound<Vec<u8>>,
+    /// Upper end.
+    pub high: Bound<Vec<u8>>,
+}
+
+impl Bounds {
+    /// Returns the range of all keys.
+    #[must_use]
+    pub fn all() -> Bounds {
+        Bounds { low: Bound::Unbounded, high: Bound::Unbounded }
+    }
+
+    /// Returns true if the range has no limits.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        matches!((&self.low, &self.high), (Bound::Unbounded, Bound::Unbounded))
+    }
+
+    /// Returns true if no key can be in the range.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match (&self.low, &self.high) {
+            (Bound::Included(l), Bound::Included(h)) => l > h,
+            (Bound::Included(l) | Bound::Excluded(l), Bound::Included(h) | Bound::Excluded(h)) => l >= h,
+            _ => false,
+        }
+    }
+
+    /// Returns true if `key` is in the range.
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        is_above(key, borrow_bound(&self.low)) && is_below(key, borrow_bound(&self.high))
+    }
+}
+
+/// Iterator over the pairs of one keyspace at one view. A cursor moves in one direction: `next`
+/// from the low end or `prev` from the high end.
+///
+/// A damaged entry, or a range of keys that a damaged block covers, is reported once as
+/// [`Error::Corrupt`]. The next call continues behind it. Each pair outside of damaged ranges is
+/// returned exactly once, so a walk ends after finitely many errors. If the end of a damaged range
+/// is unknown, and after any other error, every later call reports the end.
+pub trait Cursor: Send {
+    /// Moves to the next pair; the first call moves to the first pair. Returns false at the end.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] for damaged data, as the trait describes, and [`Error::Io`] if a
+    /// read fails.
+    fn next(&mut self) -> Result<bool>;
+    /// Moves to the previous pair; the first call moves to the last pair. Returns false at the end.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Cursor::next`].
+    fn prev(&mut self) -> Result<bool>;
+    /// Returns the key of the current pair.
+    fn key(&self) -> &[u8];
+    /// Returns the value of the current pair.
+    fn value(&self) -> &[u8];
+    /// Returns key and value of the current pair.
+    fn pair(&self) -> (&[u8], &[u8]) {
+        (self.key(), self.value())
+    }
+    /// Moves by one pair, upwards if `forward`, and returns that pair. Returns `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Cursor::next`].
+    fn step(&mut self, forward: bool) -> Result<Option<(&[u8], &[u8])>> {
+        let is_there = if forward { self.next()? } else { self.prev()? };
+        Ok(if is_there { Some(self.pair()) } else { None })
+    }
+}
+
+/// Reads of a keyspace, in the newest state or at a view.
+pub trait EngineReads: EngineInfo {
+    /// Returns `key` with its hash, if the engine looks keys up by hash. Other calls take the
+    /// result.
+    fn hashed_key<'k>(&self, key: &'k [u8]) -> HashedKey<'k> {
+        HashedKey { key, hash: 0 }
+    }
+    /// Prefetches the memory that a lookup of the key reads first. Must not wait.
+    fn prefetch_index(&self, hashed_key: HashedKey<'_>) {
+        let _ = hashed_key;
+    }
+    /// Prefetches the memory for lookups of `keys` and, if `entries` is true, their entries. Must
+    /// not wait for the device.
+    fn prefetch(&self, keys: &[HashedKey<'_>], entries: bool) {
+        let _ = (keys, entries);
+    }
+    /// Calls `found` with the value of `key` at `at`: its bytes, or the opened but unread blob.
+    /// Returns false if there is no value. `at` is a registered view or [`Seq::LATEST`]. `found`
+    /// may run at most once.
+    ///
+    /// At [`Seq::LATEST`] the engine must call
+    /// [`EngineContext::wait_visible`](crate::context::EngineContext::wait_visible) with the
+    /// seq of the entry before it calls `found` or returns true. During that call it must hold no
+    /// lock that `apply` takes. For a missing key the store does the waiting.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the entry cannot be read, and
+    /// [`Error::Poisoned`] if a commit that the reader waits for failed.
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool>;
+    /// Like [`EngineReads::get_stored`], but reads a blob and passes its bytes to `found`.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`EngineReads::get_stored`]; also if the blob cannot be read.
+    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let mut file = None;
+        let is_there = self.get_stored(at, key, &mut |stored| match stored {
+            StoredValue::Bytes(bytes) => found(bytes),
+            StoredValue::Blob(value) => file = Some(value),
+        })?;
+        if let Some(file) = file {
+            file.read(found)?;
+        }
+        Ok(is_there)
+    }
+    /// Returns true if `key` has a value at `at`.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`EngineReads::get`].
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        self.get(at, key, &mut |_| {})
+    }
+    /// Returns a cursor over `bounds` at `at`. The caller keeps the view registered while the
+    /// cursor lives. The cursor must not write memory that other cursors or writers write, such as
+    /// a reference count of the engine. Otherwise scans would slow each other down.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] for bounds, if the engine is not ordered.
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>>;
+    /// Returns the number of live keys in the newest state.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the engine must read to count and the read
+    /// fails.
+    fn len(&self) -> Result<u64>;
+    /// Returns true if there is no live key.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`EngineReads::len`].
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+}
