@@ -1,7 +1,7 @@
 //! # Pinned engine files: an engine's files at one time
 //!
-//! [`EngineCheckpoint::pin_files`](crate::contract::EngineCheckpoint::pin_files) returns the files that a recovery from
-//! the current state would read. They are in the keyspace's directory
+//! [`EngineCheckpoint::pin_files`](crate::contract::EngineCheckpoint::pin_files) returns the files
+//! that a recovery from the current state would read. They are in the keyspace's directory
 //! ([`crate::context::EngineDir`]). A backup copies them; an attached reader opens them.
 //!
 //! ## Invariants

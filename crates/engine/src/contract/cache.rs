@@ -2,7 +2,7 @@
 
 use sheaf_platform::memory::cache_arbiter::CacheShare;
 
-/// Cache of a keyspace, whose memory the store balances against the other caches.
+/// Cache of a keyspace. The store balances its memory against the other caches.
 pub trait EngineCache: Send + Sync {
     /// Returns the cache's share of the memory budget.
     fn cache_share(&self) -> &CacheShare;

@@ -91,9 +91,9 @@ pub trait EngineCheckpoint: EngineInfo {
     fn is_flushed(&self) -> bool {
         true
     }
-    /// Writes an image of at least everything up to the last commit before [`EngineCheckpoint::freeze`]. The
-    /// image is fuzzy: it may contain later commits. All data that the image refers to must be
-    /// durable on return.
+    /// Writes an image of at least everything up to the last commit before
+    /// [`EngineCheckpoint::freeze`]. The image is fuzzy: it may contain later commits. All data
+    /// that the image refers to must be durable on return.
     ///
     /// # Errors
     ///
@@ -110,8 +110,9 @@ pub trait EngineCheckpoint: EngineInfo {
     /// must be readable, unchanged, until the result is dropped. Returns `None` if the engine has
     /// no files that matter. No checkpoint begins or ends during the call; maintenance may run.
     ///
-    /// The store does not call [`EngineCheckpoint::image_superseded`] while a state is pinned. An engine that
-    /// overwrites nothing that an image refers to before that call needs no pin of its own.
+    /// The store does not call [`EngineCheckpoint::image_superseded`] while a state is pinned. An
+    /// engine that overwrites nothing that an image refers to before that call needs no pin of its
+    /// own.
     ///
     /// # Errors
     ///
@@ -121,8 +122,8 @@ pub trait EngineCheckpoint: EngineInfo {
     }
 }
 
-/// Figures of a keyspace by which the store starts checkpoints, throttles writers, and reserves disk
-/// space.
+/// Figures of a keyspace by which the store starts checkpoints, throttles writers, and reserves
+/// disk space.
 pub trait EnginePressure: EngineCheckpoint {
     /// Returns true if the engine needs a checkpoint. For example, the data to freeze uses too much
     /// memory, was not written for a long time, or would take long to replay.

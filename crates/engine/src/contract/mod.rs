@@ -98,8 +98,8 @@ pub trait EngineInfo: Send + Sync {
 pub trait Engine:
     EngineInfo + EngineReads + EngineCommits + EngineCheckpoint + EnginePressure + EngineRecovery
 {
-    /// Returns the engine's index over its store log. Returns `None` if the data of the engine is not
-    /// in a store log.
+    /// Returns the engine's index over its store log. Returns `None` if the data of the engine is
+    /// not in a store log.
     fn store_log_index(&self) -> Option<&dyn StoreLogIndex> {
         None
     }

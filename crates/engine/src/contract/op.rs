@@ -33,8 +33,8 @@ impl<'a> Action<'a> {
     }
 }
 
-/// A key and its hash, as returned by [`EngineReads::hashed_key`]. A caller hashes a key once and passes
-/// the result to several lookups.
+/// A key and its hash, as returned by [`EngineReads::hashed_key`]. A caller hashes a key once and
+/// passes the result to several lookups.
 #[derive(Clone, Copy, Debug)]
 pub struct HashedKey<'k> {
     /// The key.

@@ -16,8 +16,8 @@ pub enum Liveness {
     Dead,
 }
 
-/// Index over a store log, whose entries GC moves. Only engines that keep their data in a store log
-/// have this role.
+/// Index over a store log. GC moves the entries of the log. Only engines that keep their data in a
+/// store log have this role.
 pub trait StoreLogIndex: Send + Sync {
     /// Returns whether the entry at `address` is still needed.
     ///
@@ -34,8 +34,8 @@ pub trait StoreLogIndex: Send + Sync {
     fn is_newest(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<bool> {
         Ok(self.liveness(hashed_key, address)? == Liveness::Newest)
     }
-    /// Returns the address of the newest record of `key`. Returns `None` if there is none, or if the
-    /// engine cannot tell.
+    /// Returns the address of the newest record of `key`. Returns `None` if there is none, or if
+    /// the engine cannot tell.
     ///
     /// # Errors
     ///
@@ -44,8 +44,8 @@ pub trait StoreLogIndex: Send + Sync {
         let _ = key;
         Ok(None)
     }
-    /// Reads from disk the part of the index that [`StoreLogIndex::relocate`] needs to find the key. The
-    /// caller keeps its epoch guard until then.
+    /// Reads from disk the part of the index that [`StoreLogIndex::relocate`] needs to find the
+    /// key. The caller keeps its epoch guard until then.
     ///
     /// # Errors
     ///

@@ -45,8 +45,8 @@ impl Findings for MemtableFindings {
 }
 
 impl Memtable {
-    /// Implements [`EngineCommits::prepare`](crate::contract::EngineCommits::prepare) for an engine with this
-    /// active memtable.
+    /// Implements [`EngineCommits::prepare`](crate::contract::EngineCommits::prepare) for an engine
+    /// with this active memtable.
     ///
     /// `is_over` returns whether a key that is new to the memtable exceeds the budget. `passes`
     /// returns whether a checkpoint would change that. `prior` finds the newest version of the key

@@ -1,7 +1,7 @@
 //! # Memtable: L0, a tree in memory over addresses in the log
 //!
-//! Keys are in memory (`KeyTable` of `sheaf_engine::memtable`), values are in the log. The word of a
-//! record contains the address of the newest entry of its key. One memtable takes commits; the
+//! Keys are in memory (`KeyTable` of `sheaf_engine::memtable`), values are in the log. The word of
+//! a record contains the address of the newest entry of its key. One memtable takes commits; the
 //! previous one may be frozen while it is spilled into the levels.
 //!
 //! ```text

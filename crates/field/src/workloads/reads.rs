@@ -58,7 +58,8 @@ fn key(number: u64) -> [u8; KEY] {
 }
 
 /// Returns the time that the hypervisor took from processor `cpu` since [`stolen_from`] returned
-/// `before`, rounded up. The kernel shows whole ticks, so a wait shorter than a tick may be missing.
+/// `before`, rounded up. The kernel shows whole ticks, so a wait shorter than a tick may be
+/// missing.
 fn stolen_since(before: Duration, cpu: usize) -> Duration {
     match stolen_from(cpu).saturating_sub(before) {
         Duration::ZERO => Duration::ZERO,

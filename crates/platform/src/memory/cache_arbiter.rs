@@ -26,9 +26,8 @@
 //!
 //! ## Costs
 //!
-//! None before the first eviction. Afterwards 4 bytes for each ghost, which the budget does not
-//! count. There are twice as many ghosts as entries then, in at least 1 KiB and at most 1/4096 of
-//! the budget.
+//! None before the first eviction, then 4 bytes for each ghost outside of the budget. There are
+//! twice as many ghosts as entries, in at least 1 KiB and at most 1/4096 of the budget.
 
 use std::sync::OnceLock;
 

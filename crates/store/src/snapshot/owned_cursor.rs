@@ -37,7 +37,8 @@ self_cell! {
 }
 
 impl OwnedCursor {
-    /// Opens the cursor that [`EngineReads::cursor`](sheaf_engine::contract::EngineReads::cursor) returns.
+    /// Opens the cursor that [`EngineReads::cursor`](sheaf_engine::contract::EngineReads::cursor)
+    /// returns.
     ///
     /// # Errors
     ///

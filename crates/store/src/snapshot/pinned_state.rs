@@ -135,7 +135,8 @@ impl Store {
     /// Makes everything durable. Returns the ends of the logs at that point, and the segments.
     fn sync_and_read_ends(&self) -> Result<(LogEnds, [Vec<Arc<Segment>>; LogId::ALL.len()])> {
         let _leading = self.sync.round.lock_leader();
-        let making = self.root.next_segment.lock(); // no segment is between its number and its listing
+        // No segment is between its number and its listing.
+        let making = self.root.next_segment.lock();
         let segments = self.logs.each_ref().map(LogState::list);
         let ends = self.sync_and_capture(|order, word| {
             let tails = order.tails.iter().enumerate();

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  keys of a view, some hundred per step ─> locate ─> in order already: skip
-//!                                                 └─> copy into SORTED_STREAM, StoreLogIndex::relocate
+//! └─> copy into SORTED_STREAM, StoreLogIndex::relocate
 //! ```
 //!
 //! ## Invariants

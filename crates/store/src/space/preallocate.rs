@@ -10,8 +10,8 @@
 //! disk (commit.md, scenario 20).
 //!
 //! Engines later move the records of the journal to their own files, and need disk space for that
-//! (`EnginePressure::disk_reserve`). No segment is created and no blob is written in this space. So a
-//! checkpoint on a full disk succeeds, unless other programs filled the disk, and then frees the
+//! (`EnginePressure::disk_reserve`). No segment is created and no blob is written in this space. So
+//! a checkpoint on a full disk succeeds, unless other programs filled the disk, and then frees the
 //! journal before its position.
 
 use std::sync::Arc;

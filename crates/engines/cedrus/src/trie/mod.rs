@@ -1,8 +1,8 @@
 //! # Lazy-trie
 //!
-//! A trie that consumes a hash digit by digit and compresses paths only below their last fork (the
-//! paper's §2.2). A child of a node is a node, a list of entries (entry_list.rs) or empty. Splits
-//! are sluggish (§2.3): a list is split when it overflows.
+//! A trie over hashes that compresses paths only below their last fork (the paper's §2.2). A child
+//! of a node is a node, a list of entries (entry_list.rs) or empty. A list is split when it
+//! overflows (§2.3).
 //!
 //! ## Picture
 //!
@@ -27,8 +27,7 @@
 //! ## Threads
 //!
 //! Each shard has one writer, under the shard's lock (shard.rs). The heap's lock comes after it.
-//! Readers take no lock: they retry if the version of the shard has changed. They may read
-//! inconsistent data, so every step is checked.
+//! Readers take no lock: they check each step, and retry if the shard's version has changed.
 
 mod change;
 mod root;
