@@ -607,7 +607,7 @@ impl StoreLogIndex for KreonEngine {
 
 impl EngineCache for KreonEngine {
     fn cache_share(&self) -> &CacheShare {
-        &self.level_store.cache.cache_share()
+        self.level_store.cache.cache_share()
     }
 
     fn evict(&self, bytes: u64) {
