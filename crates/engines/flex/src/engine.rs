@@ -28,7 +28,6 @@ use sheaf_log::blob_reader::StoredValue;
 use sheaf_log::options::EngineOptions;
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
-use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::memory::cache_arbiter::CacheShare;
@@ -36,16 +35,16 @@ use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{self, Guard};
 use sheaf_platform::sync::{Mutex, Published};
 
-use crate::block::fingerprint_of;
-use crate::cursor::FlexCursor;
+use crate::flush::scan_cost::{FlushCost, ScanCost};
+use crate::image::ingest::FlexIngest;
+use crate::index::io_gauge::IoGauge;
+use crate::index::slots::IntervalSlots;
+use crate::index::table::IntervalTable;
+use crate::index::warm_up::WarmUp;
 use crate::index::{EngineState, IntervalCache};
-use crate::ingest::FlexIngest;
-use crate::io_gauge::IoGauge;
-use crate::scan_cost::{FlushCost, ScanCost};
+use crate::interval::block::fingerprint_of;
+use crate::read::cursor::FlexCursor;
 use crate::sizes::Sizes;
-use crate::slots::IntervalSlots;
-use crate::table::IntervalTable;
-use crate::warm_up::WarmUp;
 use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::removed_ranges::RemovedRanges;
 use sheaf_engine::memtable::{Memtable, MemtableVersion, Memtables, VersionWord};
@@ -96,7 +95,7 @@ pub(crate) struct FlexEngine {
     pub(crate) pins: PinnedVersions,
     /// Removed ranges that scans skip.
     pub(crate) removed_ranges: RemovedRanges,
-    /// Set if intervals may contain many versions that no view needs (`sweep.rs`).
+    /// Set if intervals may contain many versions that no view needs (`flush/sweep.rs`).
     pub(crate) sweep_due: AtomicBool,
     /// Bytes that sweeps gained since the last image was saved.
     pub(crate) swept_bytes: AtomicU64,
@@ -104,7 +103,7 @@ pub(crate) struct FlexEngine {
     pub(crate) image_bytes: AtomicU64,
     pub(crate) state: Published<EngineState>,
     /// Whether the frozen memtable, if there is one, is in the space or stays in memory
-    /// (`image.rs`).
+    /// (`image/mod.rs`).
     frozen_flushed: AtomicBool,
     /// Bytes of the frozen memtable in the journal that are not flushed yet.
     frozen_log_bytes: AtomicU64,
@@ -138,10 +137,10 @@ impl FlexEngine {
         let mut table = IntervalTable::new();
         let path = context.dir_of(id);
         let (tiny, sizes) = (context.tiny, Sizes::with_options(options, context.tiny, context.space_limit));
-        let (slots, warm_up, wait) =
-            (IntervalSlots::new(context.memory.budget()), WarmUp::new(), IoGauge::default());
+        let (slots, warm_up) = (IntervalSlots::new(context.memory.budget()), WarmUp::new());
+        let io_gauge = IoGauge::new(Arc::clone(&context.clock));
         let interval_cache =
-            IntervalCache { slots, context, path, warm_up, io_gauge: wait, single_reads: AtomicU64::new(0) };
+            IntervalCache { slots, context, path, warm_up, io_gauge, single_reads: AtomicU64::new(0) };
         let index = table.publish(&interval_cache, &epoch::pin());
         let memtables = Memtables::new(Memtable::new(1, KeyPrefix::default(), tiny));
         let state = EngineState { memtables, index, unfreeze_count: 0 };
@@ -266,7 +265,7 @@ impl FlexEngine {
         if self.interval_cache.context.inline {
             return looks >= IDLE_CHECKS;
         }
-        let now = u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX);
+        let now = u64::try_from(self.interval_cache.context.clock.now().as_millis()).unwrap_or(u64::MAX);
         if looks == 0 {
             self.idle_since_ms.store(now, Ordering::Relaxed);
         }

@@ -5,10 +5,11 @@
 //!
 //! ```text
 //!  put ─> journal ─> active memtable ── freeze ──> frozen memtable ── flush ──> space + index
-//!         (values)   keys, frame addresses         (at a checkpoint)            flush.rs plan.rs
-//!  get ─> active ─> frozen ─> sparse index ─> slot ─> block, or fingerprints and one pair
-//!                             index.rs        slots.rs  block.rs  fingerprints.rs
-//!  scan ─> one interval at a time, merged with the keys of the memtables        cursor.rs
+//!         (values)   keys, frame addresses         (at a checkpoint)            flush/, index/table
+//!  get ─> active ─> frozen ─> index/sparse_index ─> slot ─> block, or fingerprints and one pair
+//!                                                   index/slots           interval/
+//!  scan ─> one interval at a time, merged with the keys of the memtables        read/cursor.rs
+//!  checkpoint ─> image; opening ─> image, or the index is read from the space   image/
 //! ```
 //!
 //! ## Invariants
@@ -28,36 +29,15 @@
 //! image, so the index is read from the space. Replay restores the frozen memtable, which shadows
 //! the space; flushing it again leads to the same result.
 
-mod block;
-mod changes;
-mod count;
-mod cursor;
 mod engine;
-mod fingerprints;
 mod flush;
 mod image;
 mod index;
-mod ingest;
-#[cfg(all(test, shuttle))]
-mod interleavings;
-mod interval_lookup;
-mod io_gauge;
-mod merge_inputs;
-mod merged_pairs;
-mod plan;
-mod read_ahead;
-mod rebuild_index;
-mod run;
-mod scan_cost;
+mod interval;
+mod read;
 mod sizes;
-mod slot_state;
-mod slots;
-mod sweep;
-mod table;
 #[cfg(test)]
 mod tests;
-mod value_prefetch;
-mod warm_up;
 
 use std::sync::Arc;
 

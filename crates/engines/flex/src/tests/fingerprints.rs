@@ -8,7 +8,7 @@ use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::memory::cache_arbiter::is_retire_queue_full;
 
 use super::*;
-use crate::slots::IntervalSlot;
+use crate::index::slots::IntervalSlot;
 
 /// Number of keys. They fill some thousand intervals: more than the ghosts of a cache remember.
 const KEYS: u32 = 6000;

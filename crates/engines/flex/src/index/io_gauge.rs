@@ -10,9 +10,10 @@
 //!
 //! Any. The counter is an estimate.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::clock::Clock;
 use sheaf_platform::sync::atomic::{AtomicU32, Ordering};
 
 /// Shorter reads did not wait for a device.
@@ -21,13 +22,18 @@ const DEVICE_READ_TIME: Duration = Duration::from_micros(20);
 const READ_AHEAD_READS: u32 = 16;
 
 /// State of the gauge.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct IoGauge {
+    clock: Arc<dyn Clock>,
     /// Number of further reads that request ahead.
     read_ahead_left: AtomicU32,
 }
 
 impl IoGauge {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> IoGauge {
+        IoGauge { clock, read_ahead_left: AtomicU32::new(0) }
+    }
+
     /// Whether recent reads came from the device.
     pub(crate) fn is_device_bound(&self) -> bool {
         self.read_ahead_left.load(Ordering::Relaxed) > 0
@@ -36,13 +42,13 @@ impl IoGauge {
     /// Runs and times `read`. Runs `ask` first if recent reads came from the device.
     #[inline]
     pub(crate) fn measure<R>(&self, ask: impl FnOnce(), read: impl FnOnce() -> R) -> R {
-        let began = SystemClock.now();
+        let began = self.clock.now();
         let left = self.read_ahead_left.load(Ordering::Relaxed);
         if left > 0 {
             ask();
         }
         let result = read();
-        self.record(left, SystemClock.now().saturating_sub(began));
+        self.record(left, self.clock.now().saturating_sub(began));
         result
     }
 
@@ -56,22 +62,24 @@ impl IoGauge {
 
 #[cfg(test)]
 mod tests {
+    use sheaf_platform::clock::ManualClock;
+
     use super::*;
 
     #[test]
     fn reads_after_a_slow_read_request_ahead() {
-        let wait = IoGauge::default();
-        let asks = || {
+        let clock = Arc::new(ManualClock::new());
+        let gauge = IoGauge::new(Arc::<ManualClock>::clone(&clock));
+        let asks = |took: Duration| {
             let mut asked = false;
-            wait.measure(|| asked = true, || ());
+            gauge.measure(|| asked = true, || clock.advance(took));
             asked
         };
-        assert!(!asks());
-        wait.record(0, Duration::from_micros(80));
-        // Each of these is fast, but a busy machine may take some microseconds for one.
-        let asked = (0..10 * READ_AHEAD_READS).filter(|_| asks()).count();
-        assert!(asked >= READ_AHEAD_READS as usize, "{asked}");
-        wait.record(1, Duration::from_micros(1));
-        assert_eq!(wait.read_ahead_left.load(Ordering::Relaxed), 0);
+        let fast = DEVICE_READ_TIME;
+        assert!(!asks(fast));
+        assert!(!asks(Duration::from_micros(80)));
+        let asked = (0..10 * READ_AHEAD_READS).filter(|_| asks(fast)).count();
+        assert_eq!(asked, READ_AHEAD_READS as usize);
+        assert!(!gauge.is_device_bound());
     }
 }

@@ -12,11 +12,11 @@ use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::{self, Guard};
 
-use crate::block::Block;
 use crate::engine::FlexEngine;
+use crate::index::slots::UNKNOWN_LIVE;
 use crate::index::{EngineState, Interval};
-use crate::merge_inputs::{MergeInput, MergeSource};
-use crate::slots::UNKNOWN_LIVE;
+use crate::interval::block::Block;
+use crate::read::merge_inputs::{MergeInput, MergeSource};
 
 /// Number of intervals that are examined under one guard.
 const INTERVALS_PER_GUARD: usize = 256;

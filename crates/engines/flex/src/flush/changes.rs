@@ -21,11 +21,11 @@ use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
-use crate::block::{Block, FingerprintedPair, fingerprint_of};
 use crate::engine::FlexEngine;
-use crate::run::StoredPair;
-use crate::table::IntervalPlan;
-use crate::value_prefetch::ValuePrefetch;
+use crate::flush::value_prefetch::ValuePrefetch;
+use crate::index::table::IntervalPlan;
+use crate::interval::block::{Block, FingerprintedPair, fingerprint_of};
+use crate::interval::run::StoredPair;
 
 /// A change; the ranges refer to the buffer of the batch.
 #[derive(Clone, Debug)]

@@ -31,12 +31,12 @@ use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
-use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
 use crate::index::{EngineState, Interval, SparseIndex};
-use crate::merge_inputs::{MergeInput, MergeSource};
-use crate::merged_pairs::{MergedItem, MergedPairs};
-use crate::read_ahead::{IntervalReadAhead, prefetch_first};
+use crate::interval::block::{Block, BlockRef};
+use crate::read::merge_inputs::{MergeInput, MergeSource};
+use crate::read::merged_pairs::{MergedItem, MergedPairs};
+use crate::read::read_ahead::{IntervalReadAhead, prefetch_first};
 
 /// A cursor over a keyspace at one view.
 pub(crate) struct FlexCursor<'e> {

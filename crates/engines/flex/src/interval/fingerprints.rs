@@ -31,7 +31,7 @@ use std::ptr::NonNull;
 
 use sheaf_platform::memory::block_alloc;
 
-use crate::run::StoredPair;
+use crate::interval::run::StoredPair;
 
 /// Bit of the first word: the fingerprints are ordered.
 const ORDERED_BIT: u64 = 1;
@@ -84,6 +84,7 @@ fn offset_of(word: u64) -> u64 {
 fn encode_word(data: &[u8], base: u64, (fingerprint, at): (u16, u32)) -> u64 {
     // The caller knows the offset because it has decoded the pair.
     let end = StoredPair::decode(data, at as usize).map_or(at as usize, |(_, end)| end);
+    assert!(end > at as usize, "fingerprints (I3): the bytes of a pair were checked before their sum");
     let sum = crc32c::crc32c(&data[at as usize..end]);
     u64::from(fingerprint) << FINGERPRINT_SHIFT | (base + u64::from(at)) << OFFSET_SHIFT | u64::from(sum)
 }
@@ -236,7 +237,7 @@ mod tests {
     use sheaf_log::types::Seq;
 
     use super::*;
-    use crate::run;
+    use crate::interval::run;
 
     fn run_of(begins: bool, keys: &[&'static str]) -> (Vec<u8>, Vec<u32>) {
         let (mut bytes, mut places) = (Vec::new(), Vec::new());

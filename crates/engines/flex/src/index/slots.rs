@@ -18,7 +18,7 @@
 //! CLOCK: reading a block marks its slot. A hand moves in circles, clears marks, and evicts blocks
 //! without one. It moves when a block is added beyond the budget that all users of memory share.
 //!
-//! If gets requested the interval, eviction of its block leaves fingerprints (`fingerprints.rs`).
+//! If gets requested the interval, eviction of its block leaves `interval::fingerprints`.
 //! With a twentieth of the bytes, they save a get all pages but one. They are evicted only if
 //! unused while fingerprints have most of the cache.
 //!
@@ -35,9 +35,9 @@ use sheaf_platform::memory::{chunk_position, prefetch, prefetch_block};
 use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{Guard, free_deferred, note_deferred};
 
-use crate::block::{Block, BlockRef};
-use crate::fingerprints::{Fingerprints, FingerprintsRef};
-use crate::slot_state::{SlotContent, SlotState, SlotView};
+use crate::index::slot_state::{SlotContent, SlotState, SlotView};
+use crate::interval::block::{Block, BlockRef};
+use crate::interval::fingerprints::{Fingerprints, FingerprintsRef};
 
 /// Slots of the first chunk; chunk k has `FIRST_CHUNK_SLOTS << k`.
 const FIRST_CHUNK_SLOTS: u32 = 64;
@@ -158,6 +158,8 @@ impl IntervalSlots {
         let (chunk, index) = slot_position(id);
         assert!(chunk < MAX_CHUNKS, "more than 10^9 intervals");
         if index == 0 {
+            let is_new = self.chunks[chunk].load(Ordering::Relaxed).is_null();
+            assert!(is_new, "slots (I1): a chunk of slots is allocated only once");
             let slots: Box<[IntervalSlot]> =
                 (0..(FIRST_CHUNK_SLOTS as usize) << chunk).map(|_| IntervalSlot::empty()).collect();
             self.chunks[chunk].store(Box::into_raw(slots).cast(), Ordering::Release);
@@ -270,7 +272,8 @@ impl IntervalSlots {
     fn uncharge(&self, old: &SlotContent, context: &EngineContext) {
         self.cache_share.give_back(old.size(), &context.memory);
         if let SlotContent::Fingerprints(_) = old {
-            self.fingerprint_bytes.fetch_sub(old.size(), Ordering::Relaxed);
+            let charged = self.fingerprint_bytes.fetch_sub(old.size(), Ordering::Relaxed);
+            assert!(charged >= old.size(), "slots (I3): fingerprints that leave a slot were charged");
         }
     }
 
@@ -433,6 +436,11 @@ impl IntervalSlot {
         }
     }
 
+    /// Whether neither block nor fingerprints of the interval are in memory.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.is_empty()
+    }
+
     /// Whether the block of the interval is in memory.
     pub(crate) fn is_cached(&self) -> bool {
         self.state.address().is_some()
@@ -457,7 +465,8 @@ impl IntervalSlot {
     /// Stores the bytes of a separator and returns their address.
     pub(crate) fn store_separator(&self, bytes: &[u8]) -> *const Box<[u8]> {
         let kept = Box::into_raw(Box::new(Box::<[u8]>::from(bytes)));
-        debug_assert!(self.separator.load(Ordering::Relaxed).is_null(), "taken back before");
+        let is_unset = self.separator.load(Ordering::Relaxed).is_null();
+        assert!(is_unset, "slots (I2): the separator of a slot is not replaced while it is in use");
         self.separator.store(kept, Ordering::Release);
         kept
     }

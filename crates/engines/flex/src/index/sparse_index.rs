@@ -1,4 +1,4 @@
-//! # Index: from keys to intervals
+//! # Sparse index: from keys to intervals
 //!
 //! The sparse index is the second shift tree besides the tree of the space (paper, section 5.1). An
 //! entry is an interval of the space. Its pivot is the separator below all keys of the interval. If
@@ -32,13 +32,13 @@ use sheaf_platform::sync::atomic::{self, AtomicU64};
 use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
-use crate::block::{Block, BlockRef, SortedVersions, fingerprint_of};
-use crate::fingerprints::{Fingerprints, FingerprintsRef};
-use crate::io_gauge::IoGauge;
-use crate::run::StoredPair;
-use crate::slot_state::SlotView;
-use crate::slots::IntervalSlots;
-use crate::warm_up::WarmUp;
+use crate::index::io_gauge::IoGauge;
+use crate::index::slot_state::SlotView;
+use crate::index::slots::IntervalSlots;
+use crate::index::warm_up::WarmUp;
+use crate::interval::block::{Block, BlockRef, SortedVersions, fingerprint_of};
+use crate::interval::fingerprints::{Fingerprints, FingerprintsRef};
+use crate::interval::run::StoredPair;
 use sheaf_engine::memtable::Memtables;
 use sheaf_engine::memtable::prefix::{KeyPrefix, Separator};
 

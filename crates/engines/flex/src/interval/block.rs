@@ -27,8 +27,8 @@ use sheaf_log::types::Seq;
 use sheaf_platform::error::Damage;
 use sheaf_platform::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use crate::fingerprints::Fingerprints;
-use crate::run::{self, StoredPair};
+use crate::interval::fingerprints::Fingerprints;
+use crate::interval::run::{self, StoredPair};
 use sheaf_platform::memory::block_alloc;
 use smallvec::SmallVec;
 
@@ -148,6 +148,7 @@ impl Block {
         let mut directory = Directory::new();
         let (mut newest, mut last) = (0, None);
         for (FingerprintedPair { fingerprint, pair }, at) in versions {
+            assert!((at as usize) < data.len(), "block (I2): every pair of a block is in its runs");
             let is_shown = last != Some(pair.key) && !pair.is_tombstone();
             newest = newest.max(newest_of(&pair));
             last = Some(pair.key);
@@ -307,7 +308,7 @@ impl Block {
     pub(crate) fn pair(&self, slot: usize) -> StoredPair<'_> {
         match StoredPair::decode(self.data(), (self.offsets()[slot] & !HIDDEN) as usize) {
             Ok((pair, _)) => pair,
-            Err(_) => unreachable!("decoded when the block was built (I2)"),
+            Err(_) => unreachable!("block (I2): every pair was decoded when the block was built"),
         }
     }
 
@@ -316,7 +317,7 @@ impl Block {
     pub(crate) fn put(&self, slot: usize) -> (&[u8], &[u8]) {
         match StoredPair::put(self.data(), (self.offsets()[slot] & !HIDDEN) as usize) {
             Some(put) => put,
-            None => unreachable!("a put when the block was built (I2)"),
+            None => unreachable!("block (I2): the pair was a put when the block was built"),
         }
     }
 
@@ -436,7 +437,9 @@ impl Clone for BlockRef {
 
 impl Drop for BlockRef {
     fn drop(&mut self) {
-        if self.references.fetch_sub(1, Ordering::Release) == 1 {
+        let references = self.references.fetch_sub(1, Ordering::Release);
+        assert!(references > 0, "block (I1): a block has references until the last one frees it");
+        if references == 1 {
             fence(Ordering::Acquire);
             let size = self.size as usize;
             // SAFETY:

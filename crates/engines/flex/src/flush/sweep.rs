@@ -15,12 +15,12 @@ use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch;
 
-use crate::changes::ChangeBatch;
 use crate::engine::FlexEngine;
+use crate::flush::changes::ChangeBatch;
+use crate::flush::plan::PlanInputs;
 use crate::index::EngineState;
-use crate::plan::PlanInputs;
-use crate::slots::{IntervalCounts, UNKNOWN_LIVE};
-use crate::table::{IntervalPlan, IntervalTable};
+use crate::index::slots::{IntervalCounts, UNKNOWN_LIVE};
+use crate::index::table::{IntervalPlan, IntervalTable};
 
 /// Number of intervals that a step examines.
 const INTERVALS_PER_STEP: usize = 4096;

@@ -33,11 +33,11 @@ use sheaf_platform::error::{Damage, Error, Result};
 use sheaf_platform::parallel::{opening_threads, run_parallel};
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
-use crate::block::SortedVersions;
 use crate::engine::FlexEngine;
-use crate::run::{self, MAX_RUN_HEADER};
-use crate::slots::IntervalCounts;
-use crate::table::IntervalTable;
+use crate::index::slots::IntervalCounts;
+use crate::index::table::IntervalTable;
+use crate::interval::block::SortedVersions;
+use crate::interval::run::{self, MAX_RUN_HEADER};
 
 /// Bytes of a section; a thread takes one section after the other.
 const SECTION_BYTES: u64 = 4 << 20;

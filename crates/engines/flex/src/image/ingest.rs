@@ -35,8 +35,8 @@ use sheaf_platform::sync::epoch;
 
 use crate::engine::FlexEngine;
 use crate::index::Interval;
-use crate::run::{self, StoredPair};
-use crate::slots::IntervalCounts;
+use crate::index::slots::IntervalCounts;
+use crate::interval::run::{self, StoredPair};
 
 /// Number of intervals per edit.
 const EDIT_INTERVALS: usize = 64;
@@ -171,6 +171,12 @@ impl FlexIngest {
         let interval_cache = &self.engine.interval_cache;
         let table = &mut *self.engine.table.lock();
         let guard = &epoch::pin();
+        let has_commits = self.engine.state(guard).memtables.active.count() > 0;
+        assert!(!has_commits, "ingest (I1): a keyspace takes no commits while it is loaded");
+        assert!(
+            table.space.is_none() || table.has_flushed_memtable(),
+            "ingest (I2): the last edit marks a completely flushed memtable"
+        );
         // All keys share the common prefix of the first and the last key, because they are sorted.
         let first = self.first.as_deref().unwrap_or_default();
         let shared = common_prefix_len(first, &self.last);

@@ -13,10 +13,10 @@ use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::{epoch, explore, thread};
 use sheaf_sim::SimDisk;
 
-use crate::block::{Block, BlockRef};
-use crate::run::{self, StoredPair};
-use crate::slot_state::SlotView;
-use crate::slots::IntervalSlots;
+use crate::index::slot_state::SlotView;
+use crate::index::slots::IntervalSlots;
+use crate::interval::block::{Block, BlockRef};
+use crate::interval::run::{self, StoredPair};
 
 const FINGERPRINT: u16 = 7;
 

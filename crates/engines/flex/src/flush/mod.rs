@@ -8,6 +8,13 @@
 //! An edit is atomic. After a crash, replay restores the whole frozen memtable, and steps that were
 //! done before are repeated. Two versions with the same key and number count as one.
 
+pub(crate) mod changes;
+mod interval_lookup;
+pub(crate) mod plan;
+pub(crate) mod scan_cost;
+mod sweep;
+pub(crate) mod value_prefetch;
+
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -19,11 +26,11 @@ use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::{self, Guard};
 
-use crate::changes::ChangeSource;
 use crate::engine::FlexEngine;
+use crate::flush::changes::ChangeSource;
+use crate::flush::plan::PlanInputs;
 use crate::index::EngineState;
-use crate::plan::PlanInputs;
-use crate::table::{IntervalPlan, IntervalTable};
+use crate::index::table::{IntervalPlan, IntervalTable};
 
 /// Maintenance steps of the space for each flush step, while the space has work.
 const MAINTENANCE_STEPS: usize = 8;
@@ -76,6 +83,10 @@ impl FlexEngine {
             ..now.clone()
         });
         if is_done {
+            assert!(
+                frozen.newest() <= durable_seq,
+                "flex (I2): all commits of a flushed memtable are durable"
+            );
             frozen.uncount_memory(&self.interval_cache.context.memory);
             self.mark_frozen_flushed();
         }

@@ -35,14 +35,14 @@ use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::Guard;
 use smallvec::{SmallVec, smallvec};
 
-use crate::block::{Block, BlockRef, FingerprintedPair};
-use crate::changes::{ChangeBatch, VersionFilter, merge};
 use crate::engine::FlexEngine;
+use crate::flush::changes::{ChangeBatch, VersionFilter, merge};
+use crate::flush::interval_lookup::TouchedInterval;
+use crate::index::slots::{IntervalCounts, UNKNOWN_LIVE};
+use crate::index::table::{IntervalPlan, PlannedChange, PlannedInterval};
 use crate::index::{Interval, SparseIndex};
-use crate::interval_lookup::TouchedInterval;
-use crate::run::{self, MAX_RUN_HEADER, StoredPair};
-use crate::slots::{IntervalCounts, UNKNOWN_LIVE};
-use crate::table::{IntervalPlan, PlannedChange, PlannedInterval};
+use crate::interval::block::{Block, BlockRef, FingerprintedPair};
+use crate::interval::run::{self, MAX_RUN_HEADER, StoredPair};
 
 /// Inputs of the plan of a step.
 pub(crate) struct PlanInputs<'a> {

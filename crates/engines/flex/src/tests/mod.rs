@@ -20,6 +20,8 @@ use sheaf_sim::SimDisk;
 use crate::engine::FlexEngine;
 
 mod fingerprints;
+#[cfg(shuttle)]
+mod interleavings;
 mod removed_ranges;
 
 /// A sink for an image that is never read.

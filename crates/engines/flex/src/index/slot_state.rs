@@ -17,8 +17,8 @@ use std::ptr::{self, NonNull};
 use sheaf_platform::sync::atomic::{AtomicPtr, Ordering};
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::block::{Block, BlockRef};
-use crate::fingerprints::{Fingerprints, FingerprintsRef};
+use crate::interval::block::{Block, BlockRef};
+use crate::interval::fingerprints::{Fingerprints, FingerprintsRef};
 
 /// Bit of an address that marks fingerprints.
 const FINGERPRINTS_BIT: usize = 1;
@@ -114,6 +114,11 @@ impl SlotState {
             SlotView::Block(block) => Some(block),
             _ => None,
         }
+    }
+
+    /// Whether there is no content.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Relaxed).is_null()
     }
 
     /// Whether the content is fingerprints.

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use sheaf_flexspace::tree::{self, TreeEntry};
 
+use crate::flush::plan::PlanInputs;
 use crate::index::Interval;
-use crate::plan::PlanInputs;
 
 /// Maximum number of intervals that are walked over before a lookup from the root of the index.
 const MAX_WALK_STEPS: usize = 8;

@@ -13,10 +13,10 @@ use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::block::Block;
 use crate::engine::FlexEngine;
-use crate::merge_inputs::MergeSource;
-use crate::run::StoredPair;
+use crate::interval::block::Block;
+use crate::interval::run::StoredPair;
+use crate::read::merge_inputs::MergeSource;
 
 /// Maximum number of pairs of a batch with pairs of memtables.
 const MAX_PAIRS: usize = 64;

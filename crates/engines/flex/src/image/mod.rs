@@ -11,6 +11,9 @@
 //! was changed after the image was made, and the index is read from the space. Pairs exist only in
 //! a keyspace that is too small to have a space.
 
+pub(crate) mod ingest;
+mod rebuild_index;
+
 use std::sync::Arc;
 
 use sheaf_engine::contract::{ImageSink, ImageSource};
@@ -23,8 +26,8 @@ use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::{FlexEngine, NAME};
 use crate::index::EngineState;
-use crate::slots::IntervalCounts;
-use crate::table::IntervalTable;
+use crate::index::slots::IntervalCounts;
+use crate::index::table::IntervalTable;
 use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::{Memtable, MemtableLayer, MemtableVersion, decode_blob_ref, encode_blob_ref};
 

@@ -27,14 +27,14 @@ use sheaf_platform::memory::{Memory, MemoryPart};
 use sheaf_platform::sync::atomic::AtomicU64;
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::block::BlockRef;
-use crate::changes::ChangeBatch;
-use crate::fingerprints::Fingerprints;
+use crate::flush::changes::ChangeBatch;
+use crate::flush::value_prefetch::ValuePrefetch;
 use crate::image::RetainedRecords;
+use crate::index::slot_state::SlotView;
+use crate::index::slots::IntervalCounts;
 use crate::index::{Interval, IntervalCache, SparseIndex};
-use crate::slot_state::SlotView;
-use crate::slots::IntervalCounts;
-use crate::value_prefetch::ValuePrefetch;
+use crate::interval::block::BlockRef;
+use crate::interval::fingerprints::Fingerprints;
 use sheaf_engine::memtable::prefix::{KeyPrefix, Separator};
 use smallvec::SmallVec;
 
@@ -142,9 +142,9 @@ pub(crate) struct IntervalTable {
     pub(crate) blobs: HashSet<u64>,
     /// The last key of the frozen memtable that was flushed.
     pub(crate) progress: Option<Vec<u8>>,
-    /// Key at which the sweep in progress continues (`sweep.rs`).
+    /// Key at which the sweep in progress continues (`flush/sweep.rs`).
     pub(crate) sweep: Option<Vec<u8>>,
-    /// Records of a frozen memtable that stay in memory (`image.rs`).
+    /// Records of a frozen memtable that stay in memory (`image/mod.rs`).
     pub(crate) retained: RetainedRecords,
     /// Copy of the views at the time of that decision.
     pub(crate) views: Views,
@@ -250,6 +250,7 @@ impl IntervalTable {
             create,
             read_only,
             memory: Arc::clone(&self.space_memory),
+            clock: Arc::clone(&context.clock),
             inline: true,
             fine: true,
             tiny: context.tiny,
@@ -275,6 +276,7 @@ impl IntervalTable {
             return Ok(());
         }
         let mark = (self.mark + 2) | u64::from(is_last);
+        let excess = self.space_excess();
         self.edit(plan, mark)?;
         self.mark = mark;
         let mut shift = 0u64; // wrapped
@@ -308,6 +310,11 @@ impl IntervalTable {
             }
             shift = shift.wrapping_add(to - at).wrapping_sub(change.len);
         }
+        assert!(self.space_excess() == excess, "table (I1): tree and space grow by the same bytes");
+        assert!(
+            self.space.as_ref().is_none_or(|space| space.mark() == mark),
+            "table (I3): the space has the mark of the newest edit"
+        );
         self.blobs.extend(plan.new_blobs.iter().copied());
         for (_, id) in &plan.dead_blobs {
             self.blobs.remove(id);
@@ -324,6 +331,11 @@ impl IntervalTable {
         counts.versions_read += plan.counts.versions_read;
         counts.bytes += plan.counts.bytes;
         Ok(())
+    }
+
+    /// Returns the bytes of the space that the tree lacks (wrapped). Edits do not change them.
+    fn space_excess(&self) -> Option<u64> {
+        self.space.as_ref().map(|space| space.len().wrapping_sub(self.tree.len()))
     }
 
     fn edit(&self, plan: &IntervalPlan, mark: u64) -> Result<()> {
@@ -371,7 +383,9 @@ impl IntervalTable {
 
     fn new_slot(&mut self, interval_counts: IntervalCounts, interval_cache: &IntervalCache) -> u32 {
         let slot = self.free.pop().unwrap_or_else(|| interval_cache.slots.add());
-        interval_cache.slots.get(slot).set_interval_counts(interval_counts);
+        let unused = interval_cache.slots.get(slot);
+        assert!(unused.is_empty(), "table (I2): a slot that is reused has no content");
+        unused.set_interval_counts(interval_counts);
         slot
     }
 
@@ -457,7 +471,7 @@ impl IntervalTable {
             for entry in tree.range(0) {
                 let interval_counts = interval_cache.slots.get(entry.item.slot).interval_counts();
                 live += match interval_counts.live {
-                    crate::slots::UNKNOWN_LIVE => entry.len / 4 * 3,
+                    crate::index::slots::UNKNOWN_LIVE => entry.len / 4 * 3,
                     known => entry.len * u64::from(known) / u64::from(interval_counts.entries.max(1)),
                 };
             }
@@ -472,7 +486,7 @@ impl IntervalTable {
             return 0;
         }
         // Free slots are room for future keys.
-        let free = (self.free.len() * size_of::<crate::slots::IntervalSlot>()) as u64;
+        let free = (self.free.len() * size_of::<crate::index::slots::IntervalSlot>()) as u64;
         self.tree.bytes() + interval_cache.slots.bytes() - free + space
     }
 
