@@ -223,6 +223,10 @@ impl FrameApplier {
                 if words == 0 {
                     break;
                 }
+                assert!(
+                    self.next_word + self.words_left <= self.inbox.len(),
+                    "link (I2): a frame that is applied is within the inbox"
+                );
                 fence(Ordering::Release);
                 self.inbox.store(self.next_word, &bytes[..words * 8]);
                 self.next_word += words;

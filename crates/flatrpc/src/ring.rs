@@ -213,6 +213,14 @@ impl RingWriter {
         let header = part.len() as u64 | if more { CONTINUED } else { 0 };
         self.record.extend_from_slice(&header.to_le_bytes());
         self.record.extend_from_slice(part);
+        assert!(
+            self.tail - self.head + words <= self.size,
+            "ring (I1): a record overwrites no word that the peer may still read"
+        );
+        assert!(
+            self.record.len().div_ceil(8) as u64 == words,
+            "ring (I2): the tail advances over whole records"
+        );
         let (first, until_end) = ring_position(self.tail, self.size);
         let cut = self.record.len().min(until_end * 8);
         link.write(self.data_at + first, &self.record[..cut])?;
@@ -352,6 +360,7 @@ impl RingCredit {
     ///
     /// Returns the errors of the link.
     pub fn send_if_due(&mut self, link: &mut dyn PeerLink, head: u64) -> io::Result<bool> {
+        assert!(head >= self.sent_head, "ring (I3): the credit is not beyond the words that were read");
         if !self.is_due(head) {
             return Ok(false);
         }

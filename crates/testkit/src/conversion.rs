@@ -7,8 +7,8 @@
 //!
 //! ## Blind spots
 //!
-//! Two threads at once (`tests/conversion.rs` has some cases); power cuts and faults (the `Moving`
-//! family of the crash explorer, and the fault harness).
+//! Two threads at once (`tests/copies/conversion.rs` has some cases); power cuts and faults (the
+//! `Moving` family of the crash explorer, and the fault harness).
 
 use std::collections::BTreeMap;
 

@@ -23,8 +23,8 @@
 //! | `attach_suite` | attached readers while the owner continues, closes or fails |
 //! | `limits_suite` | real file systems that are full |
 //!
-//! A set of non-default options is added to `TestSubject::geometries` and to `tests/geometries.rs`.
-//! It runs most suites at a small part of these lengths.
+//! A set of non-default options is added to `TestSubject::geometries` and to
+//! `tests/results/geometries.rs`. It runs most suites at a small part of these lengths.
 //!
 //! The scenarios of `tests/interleavings` name their engines: an engine with lock-free parts needs
 //! its own scenarios. Seeded bugs prove the harnesses, not the engines: one engine is enough.

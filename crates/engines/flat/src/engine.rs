@@ -425,7 +425,7 @@ impl<I: Index> EngineCommits for FlatEngine<I> {
         match prior {
             Some(old) => {
                 let replaced = self.index.replace(hashed_key, old.address, to);
-                debug_assert!(replaced, "is_current saw it, under the stripe that is still held");
+                assert!(replaced, "engine (I1): the index has the word that is_current found");
             }
             None => self.index.insert(hashed_key, to),
         }
@@ -491,6 +491,10 @@ impl<I: Index> EngineRecovery for FlatEngine<I> {
             let one = &mut |one: &ReplayRecord<'_>| self.replay_one(one);
             return self.bulk_build.replay_part((part, parts), &self.context, one);
         }
+        assert!(
+            self.removed.lock().is_empty(),
+            "flat::bulk_build (I1): no removal is remembered while records are gathered"
+        );
         let tally = self.bulk_build.build_part(&self.index, (part, parts), &self.context)?;
         tally.add_to_accounting(&self.accounting, &self.context);
         self.built_keys.fetch_add(tally.keys, Ordering::Relaxed);

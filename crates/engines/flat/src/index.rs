@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`crate::hash`] | some bits of each key's hash | none |
 //! | [`ordered`](mod@crate::ordered) | whole keys | of bytes |
-//! | [`plain`](mod@crate::plain) | whole keys, behind one lock: for comparison | of bytes |
+//! | `plain` (feature `plain-index`) | whole keys, behind one lock: for comparison | of bytes |
 //!
 //! ## Threads
 //!

@@ -18,7 +18,7 @@
 //! |---|---|---|
 //! | `flat` | hashed: FlatStore-H | no |
 //! | `flat-ordered` | ordered: replaces the index of FlatStore-M | both directions |
-//! | `flat-plain` | `BTreeMap` behind one lock, as a baseline for the index | both directions |
+//! | `flat-plain` (feature `plain-index`) | `BTreeMap` behind one lock, for comparison | both |
 //!
 //! ## Files
 //!
@@ -36,6 +36,7 @@ mod index;
 mod ordered;
 #[cfg(all(test, not(shuttle)))]
 mod parallel_commits;
+#[cfg(any(test, feature = "plain-index"))]
 mod plain;
 #[cfg(any(test, feature = "pmem"))]
 pub mod pmem;
@@ -77,6 +78,7 @@ pub fn ordered() -> Arc<dyn EngineFactory> {
 }
 
 /// Returns the factory of `flat-plain`: FlatStore with the simplest index, for comparison.
+#[cfg(feature = "plain-index")]
 #[must_use]
 pub fn plain() -> Arc<dyn EngineFactory> {
     Arc::new(FlatFactory::<plain::PlainIndex>(PhantomData))

@@ -15,8 +15,8 @@
 //!
 //! ## Blind spots
 //!
-//! Two threads at once (`tests/backups.rs` has one such test, on the real disk); a device that
-//! loses data after it was verified.
+//! Two threads at once (`tests/copies/backups.rs` has one such test, on the real disk); a device
+//! that loses data after it was verified.
 
 mod random_workload;
 

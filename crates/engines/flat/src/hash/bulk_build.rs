@@ -378,7 +378,10 @@ impl BulkBuild<HashIndex> for HashBulkBuilder {
         let made = std::mem::take(&mut *self.built_tables.lock());
         let parts = self.shards.existing_plan().map_or(0, |plan| plan.parts());
         if made.len() == parts && parts > 0 {
-            index.install(made.into_values().flatten().collect());
+            let tables: HashTables = made.into_values().flatten().collect();
+            let covered: u64 = tables.iter().map(|table| 1 << (TAG_BITS - table.depth())).sum();
+            assert!(covered == 1 << TAG_BITS, "hash::bulk_build (I2): the parts cover all hashes");
+            index.install(tables);
         }
     }
 

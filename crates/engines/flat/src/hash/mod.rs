@@ -336,7 +336,7 @@ impl HashIndex {
         let _writer = self.writer.lock();
         let directory = self.directory(guard);
         let old = directory.tables[directory.slot(hash)].load();
-        debug_assert!(std::ptr::eq(old, table), "the latch keeps it");
+        assert!(std::ptr::eq(old, table), "hash (I1): a split replaces the table in the directory");
         let directory = if table.depth() == directory.depth { self.double(guard) } else { directory };
         let span = 1usize << (directory.depth - table.depth());
         let first = directory.slot(hash) & !(span - 1);

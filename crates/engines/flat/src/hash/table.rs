@@ -399,6 +399,8 @@ impl HashTable {
     /// Returns the two tables that a split makes of this one. Each entry is placed anew from its
     /// home.
     pub(crate) fn halves(&self, is_large: bool, guard: &Guard) -> (Box<HashTable>, Box<HashTable>) {
+        let is_closed = self.is_closed.load(Ordering::Relaxed);
+        assert!(is_closed, "hash (I2): a table is closed before it is copied");
         let halves = [(); 2].map(|()| HashTable::new(self.depth + 1, self.buckets.len(), is_large));
         let bit = 1u64 << (63 - self.depth);
         let mut table = Some(self);

@@ -282,6 +282,10 @@ impl OrderedBuildPlan {
         let mut splitters: Vec<Vec<u8>> =
             (1..parts).filter_map(|part| samples.get(part * samples.len() / parts).cloned()).collect();
         splitters.dedup();
+        assert!(
+            splitters.is_sorted_by(|a, b| a < b),
+            "ordered::bulk_build (I1): each splitter is greater than the one before it"
+        );
         OrderedBuildPlan { runs, shared_prefix_len: shared, splitters }
     }
 

@@ -47,7 +47,10 @@ const PREFETCH_LINES: usize = 9;
 impl InnerNode {
     /// Returns a node of `children`, with `separators[i]` before child i + 1.
     pub(super) fn new(level: usize, separators: &KeyList<()>, children: &[Child]) -> Box<InnerNode> {
-        debug_assert!(separators.len() + 1 == children.len() && children.len() <= MAX_CHILDREN);
+        assert!(
+            separators.len() + 1 == children.len() && children.len() <= MAX_CHILDREN,
+            "inner (I2): a separator is between two children"
+        );
         let shared = match separators.len().checked_sub(1) {
             Some(last) => &separators.key(0)[..common_prefix_len(separators.key(0), separators.key(last))],
             None => &[],
@@ -105,6 +108,7 @@ impl InnerNode {
 
     /// Replaces child `index` by another one with the same range.
     pub(super) fn replace(&self, index: usize, child: Child) {
+        assert!(index < self.count(), "inner (I1): a child is replaced in place");
         self.children[index].store(child, Ordering::Release);
     }
 

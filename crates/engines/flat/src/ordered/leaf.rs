@@ -128,6 +128,10 @@ impl Leaf {
         let room = used + suffix_headroom(used, to - from, limits.max_unsorted);
         let leaf = LeafBox::new(Leaf::empty(NodePrefix::new(prefix), room, large));
         for index in from..to {
+            debug_assert!(
+                list.key(index).starts_with(prefix),
+                "leaf (I3): the keys of a leaf begin with its prefix"
+            );
             leaf.write_slot(index - from, SearchKey::new(list.key(index), prefix.len()), list.item(index));
         }
         leaf.set_sorted_count(to - from);
@@ -161,7 +165,8 @@ impl Leaf {
     /// holds the lock of the tree.
     pub(super) fn try_latch(&self) -> Option<MutexGuard<'_, ()>> {
         let latch = self.latch.try_lock()?;
-        debug_assert!(self.flags.load(Ordering::Relaxed) & CLOSED == 0, "a closed leaf is latched");
+        let is_open = self.flags.load(Ordering::Relaxed) & CLOSED == 0;
+        assert!(is_open, "leaf (I4): a closed leaf stays latched");
         Some(latch)
     }
 
@@ -192,7 +197,7 @@ impl Leaf {
     }
 
     fn set_counts(&self, sorted: usize, count: usize) {
-        debug_assert!(sorted <= count && count <= SLOTS);
+        assert!(sorted <= count && count <= SLOTS, "leaf (I2): the sorted slots are among all slots");
         let byte = |count: usize| u16::from(u8::try_from(count).unwrap_or(u8::MAX));
         self.slot_counts.store(byte(sorted) << SORTED_SHIFT | byte(count), Ordering::Release);
     }
@@ -246,6 +251,7 @@ impl Leaf {
 
     /// Fills a slot that `slot_counts` does not count yet.
     fn write_slot(&self, slot: usize, text: SearchKey<'_>, address: Address) {
+        debug_assert!(slot >= self.counts().1, "leaf (I1): a slot is written before it is counted");
         let place = self.allocate_suffix(suffix_words(text.len));
         let mut at = place;
         text.for_each_suffix_word(|word| {

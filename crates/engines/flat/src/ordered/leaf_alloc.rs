@@ -87,7 +87,7 @@ impl LeafChunk {
     }
 
     fn block_ptr(self, index: u32) -> NonNull<u8> {
-        debug_assert!(index < LEAVES_PER_CHUNK);
+        assert!(index < LEAVES_PER_CHUNK, "leaf_alloc (I1): a block is within its chunk");
         // SAFETY:
         // * `index < LEAVES_PER_CHUNK`, so the pointer is inside of the chunk.
         unsafe { self.0.byte_add(index as usize * LEAF_BYTES) }
@@ -105,6 +105,7 @@ fn allocate() -> NonNull<u8> {
     // SAFETY:
     // * The header of a live chunk, accessed under the lock (I2).
     let head = unsafe { chunk.head().as_mut() };
+    assert!(head.free != END_OF_LIST, "leaf_alloc (I2): a chunk in the list has a free block");
     let piece = chunk.block_ptr(head.free);
     // SAFETY:
     // * A chunk in `CHUNKS_WITH_FREE` has a free block, which begins with the number of the next
@@ -120,17 +121,23 @@ fn allocate() -> NonNull<u8> {
 /// Returns `piece` to its chunk.
 fn free(piece: NonNull<u8>) {
     let chunk = LeafChunk::containing(piece);
+    let offset = piece.addr().get() & (HUGE_PAGE - 1);
+    assert!(
+        offset > 0 && offset.is_multiple_of(LEAF_BYTES),
+        "leaf_alloc (I3): a leaf in a chunk is a block of the chunk"
+    );
     let mut open = CHUNKS_WITH_FREE.lock();
     // SAFETY:
     // * As in `allocate`; the chunk is live, because this block of it was in use.
     let head = unsafe { chunk.head().as_mut() };
+    assert!(head.used > 0, "leaf_alloc (I2): a block that is freed was in use");
     // SAFETY:
     // * The block has no owner any more, and is large and aligned enough for a number.
     unsafe { piece.cast::<u32>().write(head.free) };
     if head.free == END_OF_LIST {
         open.push(chunk);
     }
-    head.free = u32::try_from((piece.addr().get() & (HUGE_PAGE - 1)) / LEAF_BYTES).unwrap_or(END_OF_LIST);
+    head.free = u32::try_from(offset / LEAF_BYTES).unwrap_or(END_OF_LIST);
     head.used -= 1;
     if head.used == 0 && open.len() > 1 {
         open.retain(|other| *other != chunk);

@@ -307,6 +307,8 @@ impl OrderedIndex {
     /// Replaces `leaf`, at the end of `path`, by `new`. The caller holds `writer`.
     fn swap_leaf(&self, path: &NodePath<'_>, leaf: &Leaf, new: Child, guard: &Guard) {
         if let Some((parent, index)) = path.last() {
+            let is_same = ptr::eq(parent.child(*index), leaf);
+            assert!(is_same, "ordered (I2): a leaf is replaced by a leaf of its range");
             parent.replace(*index, new);
         }
         retire_leaf(leaf, guard);

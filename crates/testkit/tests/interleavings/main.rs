@@ -6,23 +6,14 @@
 
 #![cfg(shuttle)]
 
-#[path = "interleavings/closing.rs"]
 mod closing;
-#[path = "interleavings/committing.rs"]
 mod committing;
-#[path = "interleavings/converting.rs"]
 mod converting;
-#[path = "interleavings/copying.rs"]
 mod copying;
-#[path = "interleavings/creating.rs"]
 mod creating;
-#[path = "interleavings/opening.rs"]
 mod opening;
-#[path = "interleavings/reading.rs"]
 mod reading;
-#[path = "interleavings/waiting.rs"]
 mod waiting;
-#[path = "interleavings/writing.rs"]
 mod writing;
 
 use std::sync::Arc;

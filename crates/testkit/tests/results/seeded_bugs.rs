@@ -3,8 +3,8 @@
 //! directory that is not synced, an acknowledgement before the sync, an ignored error, a retried
 //! sync.
 //!
-//! The model checker proves itself on the flaws of the reference engine (`tests/model.rs`). The
-//! table of all seeded bugs is in docs/reliability/PROMISES.md.
+//! The model checker proves itself on the flaws of the reference engine
+//! (`tests/results/model.rs`). The table of all seeded bugs is in docs/reliability/PROMISES.md.
 
 use sheaf_sim::{CallClass, FaultKind};
 use sheaf_testkit::crash::explore::{ExplorePlan, explore};
