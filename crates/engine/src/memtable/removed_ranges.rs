@@ -20,6 +20,8 @@
 //!    [`RemovedRanges::measure`], either the scan finds the key or the put finds the measurement.
 //! 3. A removal reports its commit before the memtable has it. The commit of a range is therefore
 //!    at least the commit of each removal in it.
+//! 4. There are at most [`MAX_RANGES`] ranges, and their ends have at most [`MAX_KEY_LEN`] bytes. A
+//!    put that cuts a range at the limit forgets one of the two parts.
 //!
 //! ## Threads
 //!
@@ -127,7 +129,10 @@ impl RangesInner {
         let Some(RangeEnd { high, at, keys }) = self.ranges.remove(&low) else { return };
         if keys / 2 >= MIN_REMOVED_KEYS && key.len() <= MAX_KEY_LEN {
             self.ranges.insert(low, RangeEnd { high: Some(key.to_vec()), at, keys: keys / 2 });
-            self.ranges.insert(Some(key.to_vec()), RangeEnd { high, at, keys: keys / 2 });
+            if self.ranges.len() < MAX_RANGES {
+                self.ranges.insert(Some(key.to_vec()), RangeEnd { high, at, keys: keys / 2 });
+            }
+            assert!(self.ranges.len() <= MAX_RANGES, "removed_ranges (I4): a cut keeps the limit of ranges");
         }
     }
 
@@ -338,6 +343,21 @@ mod tests {
 
     fn to(key: &str) -> Option<SkipTarget> {
         Some(SkipTarget::To(key.as_bytes().to_vec()))
+    }
+
+    #[test]
+    fn puts_into_a_range_keep_the_limit() {
+        let gaps = RemovedRanges::default();
+        let walk = || Ok(Some(RemovedRange { low: end("b"), high: end("z"), keys: 1 << 40 }));
+        gaps.measure(b"f", walk).unwrap();
+        // Each put halves the longest range; enough of them exceed the limit.
+        for bits in 1..14_u32 {
+            for n in 0..1_u32 << (bits - 1) {
+                let key = ((2 * n + 1) << (24 - bits)).to_be_bytes();
+                gaps.put(&[&b"c"[..], &key[1..]].concat());
+            }
+        }
+        assert_eq!(gaps.inner.lock().ranges.len(), MAX_RANGES);
     }
 
     #[test]

@@ -20,8 +20,9 @@
 //! 2. A put cuts all ranges before its commit is visible. A put during the scan of a reader also
 //!    cuts the range that this reader will record: either the put sees the watch, or the reader
 //!    sees the record of the put. (Both sides write, execute a fence, and then read.)
-//! 3. A recorded range has at most [`MAX_RANGE_KEY_BYTES`] bytes of keys. After a record there are
-//!    at most [`MAX_RANGES`] ranges. A put that cuts a range may add one more range, with its key.
+//! 3. There are at most [`MAX_RANGES`] ranges, and each has at most [`MAX_RANGE_KEY_BYTES`] bytes
+//! of
+//!    keys. A put that cuts a range forgets the parts that exceed a limit.
 //!
 //! ## Threads
 //!
@@ -94,11 +95,20 @@ impl RemovedRangeMapState {
         self.ranges.remove(&low);
         let above = successor(key);
         if high.as_ref().is_none_or(|high| *high > above) {
-            self.ranges.insert(above, RemovedRangeTail { high, since });
+            self.insert(above, RemovedRangeTail { high, since });
         }
         if low.as_slice() < key {
-            self.ranges.insert(low, RemovedRangeTail { high: Some(key.to_vec()), since });
+            self.insert(low, RemovedRangeTail { high: Some(key.to_vec()), since });
         }
+    }
+
+    /// Inserts a part of a range that a put has cut, unless a limit forbids it (I3).
+    fn insert(&mut self, low: Vec<u8>, range: RemovedRangeTail) {
+        let key_bytes = low.len() + range.high.as_ref().map_or(0, Vec::len);
+        if key_bytes <= MAX_RANGE_KEY_BYTES && self.ranges.len() < MAX_RANGES {
+            self.ranges.insert(low, range);
+        }
+        assert!(self.ranges.len() <= MAX_RANGES, "removed_ranges (I3): a cut keeps the limit of ranges");
     }
 
     /// Adds a range, merged with all ranges that it touches.
@@ -296,6 +306,20 @@ mod tests {
         assert_eq!((ranges.len(), end(&ranges, "b", 7), end(&ranges, "b", 6)), (1, Some("h".into()), None));
         add(&ranges, "g", "", 8);
         assert_eq!((end(&ranges, "z", 8), start(&ranges, "", 8)), (Some("end".into()), Some("b".into())));
+    }
+
+    #[test]
+    fn puts_into_a_range_keep_the_limits() {
+        let ranges = RemovedRangeMap::default();
+        add(&ranges, "b", "z", 5);
+        (0..2 * MAX_RANGES).for_each(|n| ranges.note_put(format!("c{n:05}").as_bytes()));
+        assert_eq!(ranges.len(), MAX_RANGES);
+        assert_eq!(end(&ranges, "c00000x", 5), Some("c00001".into()), "the first parts are still known");
+
+        let ranges = RemovedRangeMap::default();
+        add(&ranges, "b", "z", 5);
+        ranges.note_put(&[b'c'; 2 * MAX_RANGE_KEY_BYTES]);
+        assert_eq!(ranges.len(), 0, "both parts have an end that is too long");
     }
 
     #[test]
