@@ -181,6 +181,30 @@ mod tests {
         sink.image
     }
 
+    /// Returns the image of an index with empty tables of these depths.
+    fn image_of_empty_tables(buckets: usize, depths: &[u8]) -> Vec<u8> {
+        let mut image = u32::try_from(buckets).unwrap().to_le_bytes().to_vec();
+        for depth in depths {
+            image.extend_from_slice(&[*depth, 0]);
+            image.extend(std::iter::repeat_n(0, 2 * buckets));
+        }
+        image.push(255);
+        image.extend_from_slice(&[0; 8]); // no blobs
+        image
+    }
+
+    #[test]
+    fn an_image_whose_tables_are_not_aligned_is_refused() {
+        let restored = |depths: &[u8]| {
+            let engine = TestLog::new().engine;
+            let image = image_of_empty_tables(engine.index.buckets, depths).into();
+            restore(&engine, &mut TestSource { image, removed_slots: HashSet::new() })
+        };
+        restored(&[2, 2, 1]).expect("each table begins at a multiple of its width");
+        let error = restored(&[2, 1, 2]).expect_err("the second table begins at half its width");
+        assert!(error.to_string().contains("begin of a table"), "{error}");
+    }
+
     #[test]
     fn a_blob_is_dropped_with_the_segment_of_its_record() {
         let mut log = TestLog::new();

@@ -36,7 +36,7 @@ mod index;
 mod ordered;
 #[cfg(all(test, not(shuttle)))]
 mod parallel_commits;
-#[cfg(any(test, feature = "plain-index"))]
+#[cfg(any(all(test, not(shuttle)), feature = "plain-index"))]
 mod plain;
 #[cfg(any(test, feature = "pmem"))]
 pub mod pmem;

@@ -72,7 +72,13 @@ fn load_tables(index: &HashIndex, image: &mut IndexImage<'_>) -> Result<HashTabl
         if u32::from(depth) > TAG_BITS {
             return Err(image.invalid_field("depth", (..=u64::from(TAG_BITS)).into(), u64::from(depth)));
         }
-        covered += 1 << (TAG_BITS - u32::from(depth));
+        let width = 1 << (TAG_BITS - u32::from(depth));
+        if !covered.is_multiple_of(width) {
+            // A table begins at a multiple of its width: the split of another one would lose it.
+            let expected = "a multiple of the table's width".into();
+            return Err(image.invalid_field("begin of a table", expected, covered));
+        }
+        covered += width;
         tables.push(load_table(index, image, u32::from(depth))?);
         if covered > 1 << TAG_BITS {
             break;

@@ -120,7 +120,7 @@ pub(crate) struct HashIndex {
     context: Arc<EngineContext>,
     /// From `Box::into_raw`. Not null between construction and drop.
     directory: AtomicPtr<Directory>,
-    buckets: usize,
+    pub(crate) buckets: usize,
     /// Held while the directory or its slots change.
     writer: Mutex<()>,
     bytes: AtomicU64,

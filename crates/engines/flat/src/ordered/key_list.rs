@@ -20,6 +20,13 @@ impl<T: Copy> KeyList<T> {
         self.items.len()
     }
 
+    /// Returns a copy of the items `from..to`.
+    pub(super) fn slice(&self, from: usize, to: usize) -> KeyList<T> {
+        let mut part = KeyList::default();
+        (from..to).for_each(|index| part.push(self.key(index), self.items[index].1));
+        part
+    }
+
     /// Returns the total number of bytes of all keys.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.len()

@@ -359,12 +359,8 @@ impl OrderedIndex {
             // The last node of a level grows at its end when keys ascend.
             let middle = if is_last { self.sizes.children * 7 / 8 } else { children.len() / 2 };
             let pair = [
-                self.new_inner(level, &copy_separators(separators, 0, middle - 1), &children[..middle]),
-                self.new_inner(
-                    level,
-                    &copy_separators(separators, middle, separators.len()),
-                    &children[middle..],
-                ),
+                self.new_inner(level, &separators.slice(0, middle - 1), &children[..middle]),
+                self.new_inner(level, &separators.slice(middle, separators.len()), &children[middle..]),
             ];
             let mut between = KeyList::default();
             between.push(separators.key(middle - 1), ());
@@ -555,13 +551,6 @@ impl OrderedIndex {
 /// child.
 fn neighbours(index: usize, count: usize) -> impl Iterator<Item = usize> {
     [Some(index).filter(|index| index + 1 < count), index.checked_sub(1)].into_iter().flatten()
-}
-
-/// Returns a copy of the separators `from..to`.
-fn copy_separators(separators: &KeyList<()>, from: usize, to: usize) -> KeyList<()> {
-    let mut part = KeyList::default();
-    (from..to).for_each(|index| part.push(separators.key(index), ()));
-    part
 }
 
 /// Returns the lower end of the range of child `index` of node `depth - 1` of a path, or `None` if

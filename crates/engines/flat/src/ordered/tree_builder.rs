@@ -9,7 +9,7 @@ use sheaf_log::segment::Address;
 use super::inner::Child;
 use super::key_list::KeyList;
 use super::leaf_alloc::LeafBox;
-use super::{MAX_SUFFIX_WORDS, OrderedIndex, copy_separators};
+use super::{MAX_SUFFIX_WORDS, OrderedIndex};
 
 /// Builder of the leaves of a tree.
 pub(super) struct TreeBuilder<'a> {
@@ -95,7 +95,7 @@ impl BuiltLeaves {
                 if to + 1 == children.len() {
                     to += 1; // avoids a node with a single child
                 }
-                let own = copy_separators(&separators, from, to - 1);
+                let own = separators.slice(from, to - 1);
                 nodes.push(index.new_inner(level, &own, &children[from..to]));
                 if to < children.len() {
                     between.push(separators.key(to - 1), ());

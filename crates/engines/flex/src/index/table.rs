@@ -24,7 +24,7 @@ use sheaf_flexspace::{FlexSpace, SpaceOptions};
 use sheaf_log::types::{KeyspaceId, Seq};
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::{Memory, MemoryPart};
-use sheaf_platform::sync::atomic::AtomicU64;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering, fence};
 use sheaf_platform::sync::epoch::Guard;
 
 use crate::flush::changes::ChangeBatch;
@@ -457,6 +457,8 @@ impl IntervalTable {
             && Arc::strong_count(token) == 1
             && let Some((_, slots)) = self.retire_queue.pop_front()
         {
+            // The count was read relaxed: the last reader's accesses must come before the reuse.
+            fence(Ordering::Acquire);
             for slot in slots {
                 interval_cache.slots.recycle(slot, &interval_cache.context, guard);
                 self.free.push(slot);

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 
 use sheaf_engine::keys::shortest_separator;
 use sheaf_log::types::Seq;
-use sheaf_platform::error::Result;
+use sheaf_platform::error::{Damage, Result};
 use sheaf_platform::memory::block_alloc::BlockBox;
 use sheaf_platform::sync::epoch::Guard;
 
@@ -252,7 +252,8 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
                 Some(frame) => frame.node(),
                 None => self.level_store.node(leaf.child, 0, self.guard)?.node(),
             };
-            (0..node.len()).for_each(|slot| olds.add(&node, slot));
+            let damaged = |what| self.level_store.space.page_file.damage_error(leaf.child.page, what);
+            (0..node.len()).try_for_each(|slot| olds.add(&node, slot)).map_err(damaged)?;
             self.replace_node(leaf.child);
         }
         let mut pairs: Vec<LeafPair<'_>> = Vec::with_capacity(olds.entries.len() + sources.len());
@@ -319,15 +320,27 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
 
     fn children(&self, at: NodeRef, level: u8, low: &[u8]) -> Result<Vec<Child>> {
         let node = self.level_store.node(at, level, self.guard)?.node();
-        let child = |slot: usize| {
+        let page_count = self.level_store.space.page_count();
+        let damaged = |what| self.level_store.space.page_file.damage_error(at.page, what);
+        let mut children: Vec<Child> = Vec::with_capacity(node.len());
+        for slot in 0..node.len() {
             let mut key = Vec::new();
             match slot {
                 0 => key.extend_from_slice(low),
                 _ => node.key(slot, &mut key),
             }
-            Child { key, child: node.child(slot) }
-        };
-        Ok((0..node.len()).map(child).collect())
+            if slot > 1 && children.last().is_some_and(|last| last.key >= key) {
+                return Err(damaged(Damage::BadOrder { item: "separator", index: slot as u64 }));
+            }
+            let child = node.child(slot);
+            let end = u64::from(child.page) + u64::from(child.pages);
+            if end > u64::from(page_count) {
+                let expected = 1..=u64::from(page_count);
+                return Err(damaged(Damage::bad_field("end of a child", expected, end)));
+            }
+            children.push(Child { key, child });
+        }
+        Ok(children)
     }
 
     /// Builds nodes of `level` of `children`, which are one level below.
@@ -577,10 +590,18 @@ pub(crate) struct GatheredEntry {
 }
 
 impl GatheredEntries {
-    pub(crate) fn add(&mut self, node: &Node<'_>, slot: usize) {
+    /// Adds an entry. Its key must be above the one before.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadOrder`] if the key is not above the one before.
+    pub(crate) fn add(&mut self, node: &Node<'_>, slot: usize) -> Result<(), Damage> {
         let start = self.bytes.len();
         node.key(slot, &mut self.bytes);
         let middle = self.bytes.len();
+        if self.entries.last().is_some_and(|last| self.key(last) >= &self.bytes[start..]) {
+            return Err(Damage::BadOrder { item: "key", index: slot as u64 });
+        }
         self.bytes.extend_from_slice(node.value(slot));
         let at = [start, middle, self.bytes.len()];
         self.entries.push(GatheredEntry {
@@ -589,6 +610,7 @@ impl GatheredEntries {
             stamp: node.stamp(),
             newest: node.max_seq(),
         });
+        Ok(())
     }
 
     fn key(&self, old: &GatheredEntry) -> &[u8] {
@@ -607,5 +629,51 @@ pub(crate) fn merged_flags(new: u8, old: Option<u8>, is_last: bool) -> u8 {
         _ if is_last => new & !LOWER_UNACCOUNTED,
         Some(old) => new & !LOWER_UNACCOUNTED | old & LOWER_UNACCOUNTED,
         None => new,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::{NewerWins, level_edit, publish};
+    use crate::tests::fixture::level_store;
+    use sheaf_log::segment::Address;
+    use sheaf_platform::error::Error;
+    use sheaf_platform::sync::epoch;
+
+    fn pair(key: &[u8], number: u64) -> LeafPair<'_> {
+        let entry = LeafEntry::put(Address::from_bits(number * 8), 64, 0, 0, 0);
+        LeafPair { key, entry, max_seq: Seq(number), value: &[] }
+    }
+
+    /// Publishes a level of one node that the file cannot contain unless it is damaged.
+    fn level_of<'a>(store: &'a LevelStore, guard: &'a Guard, bytes: Vec<u8>, height: u8) -> Level {
+        let mut resolver = NewerWins;
+        let mut edit = level_edit(store, guard, &mut resolver);
+        let at = edit.add_node(bytes, 0, height, 1, None).expect("the disk has room");
+        publish(store, edit, |_| false, guard).expect("the disk has room");
+        Level { root: Some((at, height)) }
+    }
+
+    #[test]
+    fn a_leaf_out_of_order_is_damage() {
+        let (store, guard) = (&level_store(true), &epoch::pin());
+        let (bytes, _) = build_node(&[pair(b"b", 1), pair(b"aa", 2), pair(b"c", 3)], 0, 1, Seq(3), 512);
+        let level = level_of(store, guard, bytes, 0);
+        let mut resolver = NewerWins;
+        let error = level_edit(store, guard, &mut resolver).apply(&level, &[pair(b"d", 4)]);
+        assert!(matches!(error, Err(Error::Corrupt { damage: Damage::BadOrder { .. }, .. })), "{error:?}");
+    }
+
+    #[test]
+    fn a_child_behind_the_end_of_the_file_is_damage() {
+        let (store, guard) = (&level_store(true), &epoch::pin());
+        let child = NodeRef { page: u32::MAX - 8, crc: 0, pages: 1, fill: 0, count: 1 };
+        let children = [Child { key: Vec::new(), child }, Child { key: b"m".to_vec(), child }];
+        let (bytes, _) = build_node(&children, 1, 0, Seq::ZERO, 512);
+        let level = level_of(store, guard, bytes, 1);
+        let mut resolver = NewerWins;
+        let error = level_edit(store, guard, &mut resolver).remove_range(&level, b"", None);
+        assert!(matches!(error, Err(Error::Corrupt { .. })), "{error:?}");
     }
 }

@@ -547,7 +547,8 @@ impl KreonEngine {
                     };
                     sources.insert(address.slot(), there);
                 }
-                gathered.add(&node, slot);
+                let damaged = |what| self.level_store.space.page_file.damage_error(leaf.at.page, what);
+                gathered.add(&node, slot).map_err(damaged)?;
             }
             if let Some(high) = leaf.high.as_ref().filter(|_| found.len() + 1 < most) {
                 next = self.level_store.locate(level, SeekTarget::Containing(high), guard)?;

@@ -19,7 +19,7 @@ use crate::memtable::{KreonVersion, RecordWord};
 use crate::tree::LevelStore;
 
 /// Returns the levels of an empty keyspace.
-pub(super) fn level_store(tiny: bool) -> Arc<LevelStore> {
+pub(crate) fn level_store(tiny: bool) -> Arc<LevelStore> {
     level_store_of(1 << 22, tiny)
 }
 

@@ -2,7 +2,7 @@
 
 mod cold_cache;
 mod fingerprints;
-mod fixture;
+pub(crate) mod fixture;
 #[cfg(shuttle)]
 mod interleavings;
 mod level_tree;

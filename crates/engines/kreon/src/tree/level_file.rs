@@ -231,6 +231,11 @@ impl LevelFile {
         (self.page_file.offset(pages.page_count), pages.free_count * self.page_file.page as u64)
     }
 
+    /// Returns the number of pages of the file. No reference points behind them.
+    pub(crate) fn page_count(&self) -> u32 {
+        self.pages.lock().page_count
+    }
+
     /// Restores the `end` pages of an image; the bits in `used` mark the pages that it uses.
     pub(crate) fn restore(&self, end: u32, used: Vec<u64>) -> Result<()> {
         let used = PageBits(used);
