@@ -119,6 +119,8 @@ pub struct Iter {
     /// Set if the scan is sampled for the workload statistics; then `pairs` counts its items.
     sample: Option<SampleStart>,
     pairs: u64,
+    /// Number of pairs that the caller probably reads, if known.
+    expected_pairs: Option<usize>,
 }
 
 /// State of one end: its cursor after the first use.
@@ -176,7 +178,14 @@ impl Iter {
             is_done: done,
             sample,
             pairs: 0,
+            expected_pairs: None,
         })
+    }
+
+    /// Returns the iterator, prepared for a caller that probably reads only `pairs` pairs.
+    pub(crate) fn expect_pairs(mut self, pairs: usize) -> Iter {
+        self.expected_pairs = Some(pairs);
+        self
     }
 
     fn open_cursor(&self, forward: bool) -> Result<OwnedCursor> {
@@ -186,7 +195,11 @@ impl Iter {
             return Err(Error::Unsupported { engine, feature: "reverse iteration" });
         }
         let scope: Arc<ScanScope> = Arc::clone(&self.scope);
-        OwnedCursor::open(scope, self.seq, self.bounds.clone(), self.projection)
+        let mut cursor = OwnedCursor::open(scope, self.seq, self.bounds.clone(), self.projection)?;
+        if let Some(pairs) = self.expected_pairs {
+            cursor.expect_pairs(pairs);
+        }
+        Ok(cursor)
     }
 
     /// Advances the iterator like `next`, but passes the pair to `read` without copying it. `read`

@@ -315,7 +315,7 @@ impl KeyspaceSnapshot {
     /// errors](Keyspace#read-errors).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         require_ordered(&self.scope().keyspace, "first")?;
-        self.iter()?.next().transpose()
+        self.iter()?.expect_pairs(1).next().transpose()
     }
 
     /// Returns the pair with the highest key, or `None` if there are no keys. Needs an ordered
@@ -337,7 +337,7 @@ impl KeyspaceSnapshot {
     /// errors](Keyspace#read-errors).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
         require_ordered(&self.scope().keyspace, "last")?;
-        self.iter()?.next_back().transpose()
+        self.iter()?.expect_pairs(1).next_back().transpose()
     }
 
     /// Returns an iterator over the pairs with keys in `range`, in key order. Needs an ordered

@@ -78,6 +78,11 @@ pub trait Cursor: Send {
     ///
     /// Same as [`Cursor::next`].
     fn prev(&mut self) -> Result<bool>;
+    /// Tells the cursor that the caller probably reads only `pairs` more pairs, so that the cursor
+    /// prepares no more ahead. Further reads are correct, at a slightly higher cost.
+    fn expect_pairs(&mut self, pairs: usize) {
+        let _ = pairs;
+    }
     /// Returns the key of the current pair.
     fn key(&self) -> &[u8];
     /// Returns the value of the current pair.

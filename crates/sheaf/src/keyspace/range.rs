@@ -128,7 +128,7 @@ impl Keyspace {
     /// errors](Keyspace#read-errors).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         require_ordered(&*self.state()?, "first")?;
-        self.iter()?.next().transpose()
+        self.iter()?.expect_pairs(1).next().transpose()
     }
 
     /// Returns the pair with the highest key, or `None` if the keyspace is empty. Needs an ordered
@@ -150,7 +150,7 @@ impl Keyspace {
     /// errors](Keyspace#read-errors).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
         require_ordered(&*self.state()?, "last")?;
-        self.iter()?.next_back().transpose()
+        self.iter()?.expect_pairs(1).next_back().transpose()
     }
 }
 

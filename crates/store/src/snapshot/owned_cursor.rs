@@ -63,6 +63,10 @@ impl Cursor for OwnedCursor {
         self.with_dependent_mut(|_, cursor| cursor.prev())
     }
 
+    fn expect_pairs(&mut self, pairs: usize) {
+        self.with_dependent_mut(|_, cursor| cursor.expect_pairs(pairs));
+    }
+
     fn key(&self) -> &[u8] {
         self.borrow_dependent().key()
     }

@@ -628,6 +628,10 @@ impl Cursor for FlexCursor<'_> {
         self.state.step(self.engine, false)
     }
 
+    fn expect_pairs(&mut self, pairs: usize) {
+        self.state.merged.expect_pairs(pairs);
+    }
+
     fn key(&self) -> &[u8] {
         self.state.pair().0
     }

@@ -46,14 +46,24 @@ pub(crate) struct MergedPairs {
     copies: Vec<u8>,
     items: Vec<MergedItem>,
     next: usize,
+    /// Maximum number of pairs of the batch, if memtables have keys in it.
+    limit: usize,
 }
 
 impl MergedPairs {
     pub(crate) fn new(at: Seq, projection: Projection) -> MergedPairs {
-        MergedPairs { at, projection, copies: Vec::new(), items: Vec::new(), next: 0 }
+        MergedPairs { at, projection, copies: Vec::new(), items: Vec::new(), next: 0, limit: MAX_PAIRS }
+    }
+
+    /// Limits the next batch with pairs to `pairs`.
+    pub(crate) fn expect_pairs(&mut self, pairs: usize) {
+        self.limit = pairs.clamp(1, MAX_PAIRS);
     }
 
     pub(crate) fn clear(&mut self) {
+        if !self.items.is_empty() {
+            self.limit = MAX_PAIRS; // the scan goes beyond the pairs that were expected
+        }
         self.copies.clear();
         self.items.clear();
         self.next = 0;
@@ -71,7 +81,7 @@ impl MergedPairs {
 
     /// Whether the batch has reached one of its limits.
     pub(crate) fn is_full(&self) -> bool {
-        self.items.len() >= MAX_PAIRS || self.copies.len() > MAX_COPIED_BYTES
+        self.items.len() >= self.limit || self.copies.len() > MAX_COPIED_BYTES
     }
 
     /// Returns the next pair.
