@@ -128,7 +128,7 @@ fn spans_events_and_metrics_are_published() {
     let last = last.0.lock().unwrap();
     assert!(last["sheaf_commits"] >= 2.0 && last["sheaf_commits"] == last["sheaf_commits_durable"]);
     assert!(last["sheaf_memory_bytes index"] > 0.0 && last["sheaf_log_appended_bytes journal"] > 0.0);
-    assert_eq!((last["sheaf_poisoned"], last["sheaf_stalls brake"]), (0.0, 0.0));
+    assert_eq!((last["sheaf_poisoned"], last["sheaf_stalls throttle"]), (0.0, 0.0));
     assert!(last.contains_key("sheaf_cache_bytes people"));
     let documented = include_str!("../src/metrics.rs");
     for name in last.keys().map(|name| name.split(' ').next().unwrap()) {

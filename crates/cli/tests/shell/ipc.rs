@@ -40,7 +40,7 @@ fn reading_and_maintenance_work_while_another_process_has_the_database() {
     run(&["keyspaces", "db"]).prints("default\tflex\t3\nsorted\tflat-ordered\t1\n");
     assert!(run(&["stats", "db"]).stdout().contains("3 keys"));
     let stats = run(&["stats", "db", "--json"]).json();
-    assert_eq!((&stats["door"], &stats["keyspaces"][0]["keys"]), (&true.into(), &3.into()));
+    assert_eq!((&stats["ipc"], &stats["keyspaces"][0]["keys"]), (&true.into(), &3.into()));
     let sound = run(&["verify", "db", "--json"]).json();
     assert_eq!((&sound["sound"], &sound["pairs"]), (&true.into(), &4.into()));
     run(&["backup", "db", "one"]);
@@ -85,13 +85,13 @@ fn reader_or_owner_may_be_killed() {
         assert!(lines.starts_with(&first));
         (reader, out, first)
     };
-    let stills = || sandbox.run(&["stats", "db", "--json"]).succeeds().json()["stills"].clone();
+    let pinned_states = || sandbox.run(&["stats", "db", "--json"]).succeeds().json()["pinned_states"].clone();
     let (mut reader, out, _) = dump();
-    assert_eq!(stills(), 1);
+    assert_eq!(pinned_states(), 1);
     reader.kill().expect("ours to kill");
     reader.wait().expect("it ends");
     drop(out);
-    while stills() != 0 {} // the owner learns it from the kernel
+    while pinned_states() != 0 {} // the owner learns it from the kernel
 
     let (mut reader, mut out, mut text) = dump();
     application.kill();

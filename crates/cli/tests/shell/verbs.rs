@@ -172,14 +172,14 @@ fn stats_prints_text_and_json() {
     assert_eq!(stats["keyspaces"][0]["keys"], 2);
     assert_eq!(stats["opening"]["clean"], true);
     assert!(stats["logs"].as_array().is_some_and(|logs| !logs.is_empty()), "{stats}");
-    assert_eq!(stats["staged"]["chunks"], 0);
+    assert_eq!(stats["blobs"]["chunks"], 0);
     for key in ["large", "larger"] {
         sandbox
             .run(&["put", "db", "--keyspace", "k", "--engine", "flat", key, &"x".repeat(100_000)])
             .succeeds();
     }
     let stats = sandbox.run(&["stats", "db", "--json"]).succeeds().json();
-    assert_eq!((&stats["staged"]["chunks"], &stats["staged"]["slots"]), (&json!(1), &json!(2)));
+    assert_eq!((&stats["blobs"]["chunks"], &stats["blobs"]["slots"]), (&json!(1), &json!(2)));
     let text = sandbox.run(&["stats", "db"]).succeeds().stdout();
     assert!(text.contains("2 in 1 chunk ("), "{text}");
 }

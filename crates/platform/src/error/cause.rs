@@ -82,7 +82,7 @@ impl StallKind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            StallKind::Throttle => "brake",
+            StallKind::Throttle => "throttle",
             StallKind::Memory => "memory",
             StallKind::DiskSpace => "space",
             StallKind::Preallocation => "segment",

@@ -26,34 +26,34 @@ fn put_duration(w: &mut FieldWriter, time: Duration) {
 /// grows with the number of keyspaces.
 pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
     let DatabaseStats {
-        visible_seq: visible,
+        visible_seq,
         durable_seq: durable,
         unsynced_age,
         sync_rounds,
         sync_waits,
         views,
-        oldest_view_seq: oldest_view,
-        pinned_states: stills,
-        pinned_bytes: held_bytes,
-        throttles: brakes,
+        oldest_view_seq,
+        pinned_states,
+        pinned_bytes,
+        throttles,
         stalls,
         checkpoints,
         checkpoint_bytes,
-        blob_bytes_written: staged_bytes,
-        blobs: staged,
+        blob_bytes_written,
+        blobs,
         poisoned,
         memory,
         caches: _,
         logs,
         opening,
         descriptors,
-        has_ipc: door,
+        has_ipc,
     } = stats;
-    w.u64s([visible, durable, sync_rounds, sync_waits, views, stills]);
-    w.u64s([held_bytes, brakes, checkpoints, checkpoint_bytes, staged_bytes]);
+    w.u64s([visible_seq, durable, sync_rounds, sync_waits, views, pinned_states]);
+    w.u64s([pinned_bytes, throttles, checkpoints, checkpoint_bytes, blob_bytes_written]);
     put_duration(w, *unsynced_age);
-    w.option(*oldest_view, FieldWriter::u64);
-    w.u64s(staged.to_words().each_ref());
+    w.option(*oldest_view_seq, FieldWriter::u64);
+    w.u64s(blobs.to_words().each_ref());
     w.list(stalls, |w, stall| {
         let StallStats { kind, count, total, longest } = stall;
         w.text(kind.name());
@@ -88,7 +88,7 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
     w.flag(*clean);
     put_duration(w, *took);
     w.u64s([frames_scanned, records_replayed, bytes_cut]);
-    w.flag(*door);
+    w.flag(*has_ipc);
     w.u64s(descriptors.to_words().each_ref());
 }
 

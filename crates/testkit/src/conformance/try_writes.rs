@@ -10,12 +10,12 @@ const MAX_ROUNDS: usize = 100_000;
 /// Writes without any background work until a `try_insert` is refused. Returns the number of
 /// writes.
 fn fill_backlog(ks: &Keyspace) -> usize {
-    let is_braked = |n: &usize| match ks.try_insert(key(n % 50), bytes(300, *n as u64)) {
+    let is_throttled = |n: &usize| match ks.try_insert(key(n % 50), bytes(300, *n as u64)) {
         Ok(()) => false,
         Err(Error::Busy { waiting_for: StallKind::Throttle }) => true,
         Err(other) => panic!("{other}"),
     };
-    (0..MAX_ROUNDS).find(is_braked).expect("background work that is not done is behind one day")
+    (0..MAX_ROUNDS).find(is_throttled).expect("background work that is not done is behind one day")
 }
 
 /// Runs background work until a `try_remove` is accepted.
@@ -34,9 +34,9 @@ fn drain_backlog(fixture: &Fixture, db: &Database, ks: &Keyspace) {
 pub fn a_throttled_try_write_returns_busy_and_writes_nothing(fixture: &Fixture) {
     let db = fixture.open();
     let (ks, other) = (fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b"));
-    let braked = fill_backlog(&ks);
+    let throttled = fill_backlog(&ks);
     let before =
-        (get(&ks, key(braked % 50)), db.stats().visible_seq, db.stats().blobs, fixture.read_tree().len());
+        (get(&ks, key(throttled % 50)), db.stats().visible_seq, db.stats().blobs, fixture.read_tree().len());
     let large = bytes(fixture.setting.blob_threshold() + 1, 1);
     refused!(ks.try_insert("new", "x"), Error::Busy { .. });
     refused!(ks.try_insert("large", &large), Error::Busy { .. });
@@ -47,7 +47,7 @@ pub fn a_throttled_try_write_returns_busy_and_writes_nothing(fixture: &Fixture) 
     refused!(batch.try_commit(), Error::Busy { .. });
     assert_eq!(batch.len(), 3, "a refused batch is as it was");
     let after =
-        (get(&ks, key(braked % 50)), db.stats().visible_seq, db.stats().blobs, fixture.read_tree().len());
+        (get(&ks, key(throttled % 50)), db.stats().visible_seq, db.stats().blobs, fixture.read_tree().len());
     assert_eq!(before, after);
     for name in ["new", "large", "both"] {
         assert_eq!(get(&ks, name), None);

@@ -151,14 +151,14 @@ pub(crate) fn as_json(all: &DatabaseOverview) -> Json {
         "sync_waits": stats.sync_waits,
         "views": stats.views,
         "oldest_view": stats.oldest_view_seq,
-        "stills": stats.pinned_states,
-        "held_bytes": stats.pinned_bytes,
-        "brakes": stats.throttles,
+        "pinned_states": stats.pinned_states,
+        "pinned_bytes": stats.pinned_bytes,
+        "throttles": stats.throttles,
         "stalls": stats.stalls.iter().map(stall_as_json).collect::<Vec<_>>(),
         "checkpoints": stats.checkpoints,
         "checkpoint_bytes": stats.checkpoint_bytes,
-        "staged_bytes": stats.blob_bytes_written,
-        "staged": {
+        "blob_bytes_written": stats.blob_bytes_written,
+        "blobs": {
             "chunks": stats.blobs.chunks,
             "slots": stats.blobs.slots,
             "used_bytes": stats.blobs.used_bytes,
@@ -166,7 +166,7 @@ pub(crate) fn as_json(all: &DatabaseOverview) -> Json {
             "files": stats.blobs.files,
         },
         "poisoned": stats.poisoned.map(|cause| cause.name()),
-        "door": stats.has_ipc,
+        "ipc": stats.has_ipc,
         "memory": {
             "budget": stats.memory.budget,
             "index": stats.memory.index,

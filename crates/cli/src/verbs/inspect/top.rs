@@ -219,14 +219,14 @@ fn summary(page: &mut String, args: &Top, all: &SamplePair<'_, DatabaseOverview>
         (count(stats.visible_seq), count(stats.visible_seq.saturating_sub(stats.durable_seq)));
     let _ = write!(page, "  commits {newest} ({commits}/s), {unsynced} unsynced");
     let _ = writeln!(page, " for {}", time(stats.unsynced_age));
-    let (rounds, waits, brakes) = (
+    let (rounds, waits, throttles) = (
         all.per_second(|all| all.stats.sync_rounds),
         all.per_second(|all| all.stats.sync_waits),
         all.per_second(|all| all.stats.throttles),
     );
     let _ = writeln!(
         page,
-        "  device syncs {rounds}/s for {waits} waiters/s, throttled writes {brakes}/s ({} in total)",
+        "  device syncs {rounds}/s for {waits} waiters/s, throttled writes {throttles}/s ({} in total)",
         count(stats.throttles)
     );
     let memory = &stats.memory;
