@@ -1,8 +1,8 @@
 //! # Parallel work: a background thread outside of the store, and parallel loops
 //!
-//! The store has its own threads (`store/src/maintenance/threads.rs`). A FlexSpace that is used alone has a
-//! [`StepThread`]. It repeats its step while there is work, and otherwise at intervals or when it
-//! is woken. Dropping it waits for the current step.
+//! The store has its own threads (`store/src/maintenance/threads.rs`). A FlexSpace that is used
+//! alone has a [`StepThread`]. It repeats its step while there is work, and otherwise at intervals
+//! or when it is woken. Dropping it waits for the current step.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -7,8 +7,8 @@
 //!        +---------------------------+  (prepares again)
 //! ```
 //!
-//! Everything that can fail happens in [`EngineCommits::prepare`], before a commit has a number. A
-//! call between a commit's number and its end must not fail and must not wait for the disk.
+//! Everything that can fail happens in [`EngineCommits::prepare`], before a commit has a seq. From
+//! then until the end of the commit, no call of the engine may fail or wait for the disk.
 //!
 //! ## Threads
 //!

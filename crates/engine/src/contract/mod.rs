@@ -3,8 +3,8 @@
 //! An engine stores the pairs of a keyspace, or an index of them. It receives operations, records
 //! and images; the store syncs the logs and runs the background work. An engine may have files of
 //! its own below [`crate::context::EngineDir`], which it syncs itself. It reads time from the clock
-//! of its context, and may run threads within a call. With `EngineContext::inline` its results must
-//! not depend on either.
+//! of its context, and may run threads within a call. With `EngineContext::inline`, neither that
+//! clock nor threads may affect its results.
 //!
 //! ## Roles
 //!

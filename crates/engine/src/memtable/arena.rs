@@ -14,7 +14,7 @@
 //!
 //! 1. A chunk remains until the arena is dropped. It starts as zeros.
 //! 2. An allocated place is in an existing chunk and does not overlap another place.
-//! 3. The units of a block were allocated for it. Each is handed out at most once.
+//! 3. A block consists of *units* of 8 bytes. Each unit is handed out at most once.
 //!
 //! ## Threads
 //!

@@ -14,8 +14,9 @@
 //!
 //! ## Invariants
 //!
-//! 1. A place is pending only while the order is empty. After the first sort, or if more keys are
-//!    pending than the owner permits, further keys are inserted into the order one by one.
+//! 1. Keys are pending only while the tree of keys (`sorted_keys`) is empty. If as many are pending
+//!    as the owner permits, they are sorted at once. After the first sort, keys are inserted into
+//!    the tree one by one.
 //! 2. No reader requests keys in order while some are pending. (Lookups by hash work from the
 //!    beginning.)
 //!

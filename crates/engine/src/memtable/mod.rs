@@ -1,8 +1,8 @@
 //! # Memtable: commits that are in the journal and not yet in an engine's files
 //!
-//! Holds the keys (`table.rs`); the values stay in the journal. The word of a record has the
-//! address of the key's newest entry there. Used by engines of the journal that flush to files of
-//! their own.
+//! Holds the keys (`table.rs`); the values stay in the journal. A key has one *record*. The word of
+//! the record has the address of the key's newest frame in the journal. Used by engines of the
+//! journal that flush to files of their own.
 //!
 //! ## Picture
 //!
@@ -15,12 +15,12 @@
 //!
 //! ## Invariants
 //!
-//! 1. The invariants of `table.rs` hold. A link leads to the next older version.
+//! 1. The invariants of `table.rs` hold. The field `older` is its link, to the next older version.
 //! 2. A version that a view needs is in the chain before the record's word refers to a newer
 //!    version.
-//! 3. The address of a frame is valid while the memtable is part of the current state. A checkpoint
-//!    frees its part of the journal after that state was replaced, and segments are freed after the
-//!    readers of that time have finished.
+//! 3. A frame's address is valid while a reader may hold a state with this memtable. A checkpoint
+//!    first replaces that state, and then frees the memtable's part of the journal. The segments
+//!    remain until all readers of the old state have finished.
 //!
 //! ## Threads
 //!

@@ -7,8 +7,8 @@
 //!
 //! 1. Heads are monotonic: `a <= b` implies `head(a) <= head(b)`, for any keys and any prefix. A
 //!    key that does not start with the prefix has the lowest or the highest head.
-//! 2. A separator that consists of the prefix and at most eight more bytes is stored in its head
-//!    ([`Separator`]).
+//! 2. A [`Separator`] of the prefix and at most eight more bytes consists of its head and a length.
+//!    A longer one consists of its head and a pointer to its bytes.
 
 use std::cmp::Ordering;
 

@@ -1,8 +1,8 @@
 //! # Removed ranges: runs of removed keys that readers skip
 //!
-//! A *removed range* is an open interval of keys without a value. Removals report some of their
-//! keys. A background step or a reader later *measures* the interval around such a key once, by a
-//! scan of all of the engine's data. Later scans skip the interval in one step.
+//! A *removed range* is an open interval of keys without a value, from a certain commit on.
+//! Removals report some of their keys. Later, a thread *measures* the interval around such a key by
+//! a scan of all of the engine's data. Scans then skip the interval in one step.
 //!
 //! ## Picture
 //!
@@ -18,10 +18,10 @@
 //! 2. A put reports its key after the memtable has it. It splits the ranges that exist then, and
 //!    shortens the range that is being measured. With the fences of [`RemovedRanges::put`] and
 //!    [`RemovedRanges::measure`], either the scan finds the key or the put finds the measurement.
-//! 3. A removal reports its commit before the memtable has it. The commit of a range is therefore
-//!    at least the commit of each removal in it.
-//! 4. There are at most [`MAX_RANGES`] ranges, and their ends have at most [`MAX_KEY_LEN`] bytes. A
-//!    put that cuts a range at the limit forgets one of the two parts.
+//! 3. A removal reports its seq before the memtable has it, and a measured range gets the highest
+//!    reported seq as its commit. So no removal in a range is newer than the commit of the range.
+//! 4. There are at most [`MAX_RANGES`] ranges, and their ends have at most [`MAX_KEY_LEN`] bytes.
+//!    If a put splits a range and there are that many, the upper part is forgotten.
 //!
 //! ## Threads
 //!

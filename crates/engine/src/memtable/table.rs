@@ -13,11 +13,11 @@
 //! ## Invariants
 //!
 //! 1. A record is never moved or removed; only its word, seq and link change. A writer stores the
-//!    seq before the word, and a reader loads the word first. The reader therefore gets the seq of
-//!    that word or a later one.
-//! 2. A thread that loaded `len` of a stripe finds at least as many records in the stripe.
-//! 3. No record that can be found is newer than [`KeyTable::newest`]. A counted record is in order.
-//! 4. `held` is the number of bytes that the memory budget has been told.
+//!    seq first and a reader loads the word first, so the seq read is that of the word or newer.
+//! 2. A *stripe* here is a part of the hash table. A thread that loaded the `len` of a stripe finds
+//!    at least `len` records in it.
+//! 3. No record that can be found is newer than [`KeyTable::newest`]. A record is counted last.
+//! 4. `held` is the size of the table that was last reported to the memory budget.
 //!
 //! ## Threads
 //!

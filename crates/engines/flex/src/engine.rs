@@ -3,12 +3,14 @@
 //! ## Threads
 //!
 //! Commits to different keys write the active memtable concurrently; the store holds the stripes of
-//! their keys. Maintenance (`maintain`, `reclaim`, any thread) takes the lock of the table. A flush
-//! step and `freeze` replace the state as a whole. Readers pin the epoch and take no lock.
+//! their keys. Maintenance (`maintain`, `reclaim`, any thread) locks the interval table (`table`).
+//! A flush step and `freeze` replace the state as a whole. Readers hold an epoch guard and take no
+//! lock.
 //!
-//! Locks in order: the store's stripes, `table`, that of `state`, `blobs`. A thread that holds
-//! stripes must not wait for `table`. The exception is `image_published`: maintenance has nothing
-//! to do at that time.
+//! The order of locks is: the store's stripes, `table`, the lock in `state`, `blobs`. A thread that
+//! holds stripes must not wait for `table`, because maintenance holds `table` during I/O. The
+//! exception is `image_published`. That call takes `table` only if the keyspace has no space, and
+//! then maintenance does no I/O.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -14,20 +14,20 @@
 //!
 //! ## Invariants
 //!
-//! 1. The newest version of a key is in the first of active memtable, frozen memtable and space
-//!    that contains the key. The frozen memtable stays in the state until all of it is in the
-//!    space: a flush changes no result.
-//! 2. A frozen memtable is flushed only if all its commits are durable and below ROOT's floor
+//! 1. A get asks the active memtable, the frozen one and the space, in this order. The first one
+//!    that has the key has its newest version. The frozen memtable stays in the state until all of
+//!    it is in the space, so a flush changes no result.
+//! 2. A frozen memtable is flushed only if all its commits are durable and at or below ROOT's floor
 //!    (commit.md R12).
-//! 3. A version that a view needs is in the chain of a memtable record or in its interval.
+//! 3. A version that a view needs is in a memtable or in the interval of its key.
 //! 4. Index and space agree in every published state, because both are published together.
 //!
 //! ## Crash
 //!
 //! A checkpoint frees the journal only after the frozen memtable is in the space, the space is
-//! synced, and the image is durable. After an earlier crash the space has another mark than the
-//! image, so the index is read from the space. Replay restores the frozen memtable, which shadows
-//! the space; flushing it again leads to the same result.
+//! synced, and the image is durable. The space counts its edits in its *mark*, and the image
+//! contains the mark. If a crash leaves different marks, the index is read from the space. Replay
+//! restores the records of the frozen memtable, and flushing them again leads to the same result.
 
 mod engine;
 mod flush;

@@ -2,8 +2,9 @@
 //!
 //! A commit first reserves places: within the open segments by one atomic exchange, otherwise under
 //! the order lock. The room was checked before (commit I1), so that only a write can fail. Then the
-//! frames are copied, in parallel with those of other commits. If a run continues in the next
-//! segment, the full one ends with a seal (commit I2, tail I1).
+//! frames are copied, in parallel with those of other commits. The frames of a commit in one log
+//! are a *run*. If a run continues in the next segment, the full segment ends with a seal (commit
+//! I2, tail I1).
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! # Execution: from the reservation to visibility
 //!
-//! Copies the frames of a commit, applies its operations to the engines and completes it. The
-//! commit has a seq, so after a failure no later commit may succeed.
+//! Copies the frames of a commit, applies its operations to the engines and completes it. Commits
+//! become visible in the order of seqs, so a failure here fails all later commits too: the store is
+//! poisoned.
 
 use std::mem;
 

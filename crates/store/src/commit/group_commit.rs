@@ -1,10 +1,10 @@
 //! # Group commit: sync rounds of the whole database
 //!
-//! FlatStore's pipelined horizontal batching (§3.3), once for all engines. Committers write their
-//! frames to the kernel in parallel and continue at once. A committer that needs durability and
-//! finds no leader becomes the leader. It waits briefly for more committers and syncs for all of
-//! them while others commit. [`GroupCommitMode`] selects other ways of sharing syncs, for
-//! comparisons.
+//! One thread syncs the logs for all that wait, as in FlatStore (§3.3, pipelined horizontal
+//! batching). Committers write their frames to the kernel in parallel and continue at once. A
+//! committer that needs durability and finds no leader becomes the leader. The leader waits briefly
+//! for more committers and syncs for all of them while others commit. [`GroupCommitMode`] selects
+//! other ways of sharing syncs, for comparisons.
 //!
 //! ## Picture
 //!
@@ -18,8 +18,9 @@
 //!
 //! 1. The leader lock allows one round at a time, so `durable` only grows and no sync overtakes
 //!    another.
-//! 2. Frames after a round share no sector with frames before it (frame I2). All frames of commits
-//!    up to S are copied before the syncs begin.
+//! 2. The leader closes sectors: the next frame of each tail starts at a new sector. So frames
+//!    after a round share no sector with frames before it (frame I2). All frames of commits up to S
+//!    are copied before the syncs begin.
 //! 3. A failed sync is never repeated: the store is poisoned.
 //! 4. A waiter sleeps only if it found the leader lock taken, and is woken after the lock is
 //!    released. So no waiter sleeps without a leader.

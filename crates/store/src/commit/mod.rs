@@ -9,8 +9,8 @@
 //!  prepare                      | frames, apply, complete         | after a sync round)
 //! ```
 //!
-//! Commits with different stripes run in parallel. A commit reserves under the order lock, with the
-//! window closed, if it exceeds the open segments, writes blobs or must write a note first.
+//! Commits with different stripes run in parallel. If a commit exceeds the open segments, has blobs
+//! or must write a note first, it takes the order lock and closes the window to other reservations.
 //!
 //! ## Invariants
 //!
@@ -20,9 +20,9 @@
 //!    with a seal.
 //! 3. `apply` sees the commits of one key in the order of their seqs.
 //! 4. A commit returns when it and all earlier commits are complete, so that killing the process
-//!    cannot remove it. If it fails after it got its seq, it never completes: waits for it or a
-//!    later commit fail. A panic during `apply` ends reads too: no reader sees half of a commit.
-//! 5. A thread with stripes waits only for earlier seqs. It takes the order lock after them.
+//!    cannot remove it. If a commit fails after it got its seq, that and all later commits return
+//!    errors. After a panic during `apply`, reads fail too: no reader sees half of a commit.
+//! 5. A thread takes stripes before the order lock. With stripes, it waits only for earlier seqs.
 //!
 //! ## Costs
 //!

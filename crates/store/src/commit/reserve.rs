@@ -1,8 +1,8 @@
 //! # Reservation: the seq and the places of a commit
 //!
-//! A commit reserves by one atomic exchange of the word of the window. If its frames do not fit
-//! into the open segments, it reserves under the order lock, with the window closed, and may
-//! continue in further segments.
+//! A commit reserves by one atomic exchange of the window's word, which has the next seq and the
+//! offset of each tail. If its frames do not fit into the open segments, a commit takes the order
+//! lock and closes the window to others. Then its frames may continue in further segments.
 
 use smallvec::SmallVec;
 

@@ -8,8 +8,8 @@
 //! ## Invariants
 //!
 //! 1. The callback of the application runs without locks of the store and without an epoch guard,
-//!    so it may write to the database. Waits of its own writes are counted but not reported, so
-//!    that reporting ends.
+//!    so it may write to the database. Waits of the callback's own writes are counted but not
+//!    reported, since each report could cause another one.
 //! 2. A wait is counted once and reported at most once. A panic of the callback is caught.
 //!
 //! ## Costs

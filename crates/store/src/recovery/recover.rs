@@ -6,16 +6,17 @@
 //! ## Picture
 //!
 //! ```text
-//!  ROOT -> open segments -> [unclean: scan unsealed ones -> cut] -> catalog -> images -> replay
-//!       -> [write: rewrite the tail in place, sync, restamp empty segments] -> ROOT -> serve
+//!  ROOT -> open segments -> [unclean: scan unsealed ones -> cut] -> catalog
+//!       -> [unclean, writable: rewrite the accepted frames in place, sync, restamp empty segments]
+//!       -> images -> replay -> [writable: both slots of ROOT] -> serve
 //! ```
 //!
 //! ## Crash
 //!
-//! - `tail_scan` decides which frames are accepted. After a failed sync during the same boot, they
-//!   may be in the page cache only. So they are written again, the same bytes at the same places,
-//!   and synced before anything relies on them. This needs no new blocks, and a crash during it
-//!   changes nothing (commit.md R10, scenario 10; decisions/0004).
+//! - `tail_scan` decides which frames are accepted. If an earlier sync failed and the machine was
+//!   not restarted, some of them may be in the page cache only. So they are written again, the same
+//!   bytes at the same places, and synced before the database is served. This needs no new blocks,
+//!   and a crash during it changes nothing (commit.md R10, scenario 10; decisions/0004).
 //! - Frames above the cut stay in place, behind the accepted end that ROOT records for their
 //!   segment. Empty segments get a new incarnation in their header, which invalidates frames that
 //!   they may contain.

@@ -1,6 +1,7 @@
 //! # Replay: images of the checkpoint, and the records after it
 //!
-//! Second part of recovery: the cut is known, the segments have slots, and the engines are empty.
+//! Second part of recovery. The cut is known, and the engines are empty. Each segment has its slot,
+//! the number by which addresses name the segment.
 //!
 //! ## Picture
 //!
@@ -18,8 +19,8 @@
 //!
 //! One thread replays the journal in order. Records of the store log may be replayed in any order,
 //! since the highest seq wins. Several threads share its segments: the cost of a record is
-//! dominated by cache misses. Images of many keyspaces are read in parallel. Inline stores use one
-//! thread.
+//! dominated by cache misses. Images of many keyspaces are read in parallel. A store with the
+//! option `inline` uses one thread.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -4,13 +4,15 @@
 //!
 //! ## Invariants
 //!
-//! 1. `known_durable` (Wrec) is the maximum of ROOT's floor and every durable mark found, also
-//!    behind an invalid frame. All commits up to it were durable: a missing one is damage, not a
-//!    torn tail.
-//! 2. Above the floor, commits count up to the first number that is missing or incomplete: the cut.
-//! 3. Damage is attributed to the strongest evidence. First come a log that is damaged by itself,
-//!    and an invalid frame before valid ones. Then follow a wrong header that was written, and an
-//!    invalid place that is not zero.
+//! 1. `known_durable` is the maximum of ROOT's floor and all durable marks in the scanned
+//!    segments, also marks behind an invalid frame. All commits up to it were durable. So a missing
+//!    one is damage, not the remains of an interrupted write.
+//! 2. The first missing or incomplete commit above the floor does not count, and none after it. The
+//!    cut is the last commit before it.
+//! 3. If durable commits are missing, a log is damaged, and the strongest evidence tells where. A
+//!    durable mark behind an invalid frame comes first. Then come other damage of a log, and valid
+//!    frames behind an invalid one. Weaker are a wrong header that is not blank, and nonzero bytes
+//!    behind the last frame.
 
 use std::collections::HashMap;
 

@@ -1,14 +1,15 @@
 //! # Changes: the batch that a flush step takes from the frozen memtable
 //!
 //! A batch contains the next changes in key order, with their bytes in one buffer. For each key,
-//! the newest version and the older ones that a view needs are written to the space. A tombstone
-//! with nothing below it is dropped.
+//! these are the newest version and the older ones that a view needs. A version that the active
+//! memtable supersedes is left out unless a view needs it. `merge` also drops tombstones that hide
+//! no older version.
 //!
 //! ## Costs
 //!
-//! Four uncached lines per key: its record, its frame, and two for its lookup in the active
-//! memtable. Each contains the address of the next one, so they are prefetched in passes over the
-//! whole batch. Without prefetching, the cache misses are a large part of the flush time.
+//! Four cache misses per key: its record, its frame, and two for its lookup in the active memtable.
+//! Each line leads to the next one, so they are prefetched in passes over the whole batch. Without
+//! prefetching, the cache misses are a large part of the flush time.
 
 use std::mem;
 use std::ops::{Bound, Range};

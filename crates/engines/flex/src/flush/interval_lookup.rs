@@ -1,7 +1,7 @@
 //! # Interval lookup: the intervals that a batch of changes touches
 //!
-//! Changes and intervals are in the same order, so one parallel walk over both finds the intervals.
-//! An interval further away than a few others is looked up from the root of the index.
+//! Changes and intervals are in the same order, so one walk over both finds the intervals. An
+//! interval that is more than a few steps ahead is looked up from the root of the index.
 
 use std::ops::Range;
 

@@ -5,8 +5,8 @@
 //!
 //! ## Crash
 //!
-//! An edit is atomic. After a crash, replay restores the whole frozen memtable, and steps that were
-//! done before are repeated. Two versions with the same key and number count as one.
+//! An edit is atomic. After a crash, replay restores all records of the frozen memtable, and they
+//! are flushed again. Two versions with the same key and seq count as one.
 
 pub(crate) mod changes;
 mod interval_lookup;

@@ -8,20 +8,22 @@
 //!  insert    the index is empty, or all changes are behind the last key of the last
 //!            interval and are many: new intervals, nothing is read             costs c
 //!  append    a run behind the others, nothing is read                          costs c
-//!  rewrite   read, merge, and write one run for each sixteen pairs             costs l + c
+//!  rewrite   read, merge, and write new intervals of one run each              costs l + c
 //! ```
 //!
-//! An append is chosen (`should_append`) while it costs at most half of a rewrite. The interval
-//! must also have few runs and superseded versions, and few changes may be tombstones. An interval
-//! with blobs is rewritten, because only a rewrite finds superseded blobs and blobs are large. On a
-//! nearly full disk, everything is appended unless a rewrite frees space. `plan_defragment` and
-//! `add_neighbours` rewrite or merge neighbours. `FlushCounts` counts the choices.
+//! An append is chosen (`should_append`) if it costs at most half of a rewrite. An interval is
+//! rewritten nevertheless if it has many runs or superseded versions, grows too large, or gets many
+//! tombstones. An interval with blobs is rewritten too: only that finds superseded blobs, which are
+//! large. On a nearly full disk, an interval is rewritten only if that frees space.
+//! `plan_defragment` and `add_neighbours` rewrite or merge neighbours. `FlushCounts` counts the
+//! choices.
 //!
 //! ## Costs
 //!
 //! One walk over the index finds all touched intervals. Slots are prefetched then, and blocks a few
 //! intervals ahead. If reads wait for the device, intervals to rewrite are requested further ahead.
-//! Blocks and the lookup in the active memtable provide fingerprints. An append decodes nothing.
+//! No key is hashed for its fingerprint: old blocks and the batch have all fingerprints already. An
+//! append decodes no stored pair.
 
 use std::ops::Range;
 

@@ -3,8 +3,8 @@
 //! A scan needs more time for an interval with keys in memtables than for one that it shows as
 //! stored. So without scans a memtable should grow for long, because versions superseded in it are
 //! never written; with many scans it should be flushed soon. This is the ski-rental problem: the
-//! memtable is flushed once scans have lost as much time as the flush takes. No load then takes
-//! more than about twice the time that it would take with the best moment, known in advance.
+//! memtable is flushed once scans have lost as much time as the flush takes. Lost time and flush
+//! then take at most about twice the minimum, which only a known future would allow.
 //!
 //! ## Costs
 //!

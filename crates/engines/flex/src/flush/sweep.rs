@@ -6,9 +6,10 @@
 //!
 //! ## Costs
 //!
-//! A sweep reads the counts of each interval once, some thousand in a step. It writes at most four
-//! bytes for each byte that it gains. The file system gets those bytes back after the next
-//! checkpoint, which is due when they outweigh the index in the image.
+//! A sweep reads the counts of each interval once, some thousand in a step. A rewrite writes at
+//! most four bytes for each byte that it gains, as far as the counts tell. The file system gets the
+//! gained bytes back after the next checkpoint. While the keyspace is idle, a checkpoint is due
+//! when sweeps have gained as many bytes as the index takes in the image.
 
 use sheaf_engine::views::Views;
 use sheaf_platform::error::{Error, Result};

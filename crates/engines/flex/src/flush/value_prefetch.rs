@@ -1,9 +1,10 @@
 //! # Value prefetch: values of future changes, read in the order of the journal
 //!
 //! Changes are flushed in key order, but their frames are in the order of commits. If the journal
-//! is not in the page cache, each frame is a wait for the device. Its page is evicted before the
-//! next of its frames is needed. If a sample of frames is not cached, this module reads the journal
-//! in its own order. It keeps the values of as many changes as there is room for.
+//! is not in the page cache, each frame costs a wait for the device. The page of the frame may be
+//! evicted before another frame on that page is needed. If a frame of a sample is not cached, this
+//! module reads *windows* of 128 KiB in the order of the journal. The values of as many changes as
+//! there is room for stay in memory.
 //!
 //! ## Picture
 //!
@@ -15,9 +16,9 @@
 //!
 //! ## Costs
 //!
-//! A part of the budget: 16 bytes per change, and its value. Reading a window takes the device
-//! about as long as reading a page, so that a window with a single frame loses nothing. A missing
-//! value is read from its frame.
+//! A part of the budget: 16 bytes per change, and its value. A device reads a window in about the
+//! time of a page, so a window that contains a single frame costs nothing extra. A value that was
+//! not prefetched is read from its frame.
 
 use std::ops::Bound;
 

@@ -12,8 +12,8 @@
 //! 1. No other thread accesses the keyspace: it has no name, takes no commits, and no checkpoint
 //!    includes it. Its pairs need not be in the journal, because the keyspace is opened only after
 //!    everything is durable.
-//! 2. The last edit sets the mark of a completely flushed memtable. So an opening without an image
-//!    reads the index from the space.
+//! 2. The last edit sets the lowest bit of the space's mark, as the end of a flush does (table I3).
+//!    An opening without an image may therefore read the index from the space.
 //!
 //! ## Costs
 //!

@@ -7,9 +7,9 @@
 //!  pair      key length 2 | key | seq 8 | kind 1 | value length 4 | value         kinds as in runs
 //! ```
 //!
-//! All numbers are little-endian. The mark is that of the space. If the space has another mark, it
-//! was changed after the image was made, and the index is read from the space. Pairs exist only in
-//! a keyspace that is too small to have a space.
+//! All numbers are little-endian. The mark counts the edits of the space (table I3). If the space
+//! has a higher mark at an opening, it was edited after the image was made. Then the index is read
+//! from the space. Pairs exist only in a keyspace that is too small to have a space.
 
 pub(crate) mod ingest;
 mod rebuild_index;

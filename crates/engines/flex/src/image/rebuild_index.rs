@@ -12,10 +12,10 @@
 //! ```
 //!
 //! A run was inserted in one operation, so it begins an extent. But an extent may also be the rest
-//! of a long run and begin with any bytes. So a section begins with a guess and ends with the first
-//! interval that begins behind it. Finally the sections are joined from the start of the space. One
-//! that does not begin where its predecessor ended was guessed wrongly and is read again. The
-//! result equals that of a sequential scan, for any bytes.
+//! of a long run and begin with any bytes. So a scan of a section begins at a guess. The scan ends
+//! before the first interval that begins at or behind the end of the section. Finally the sections
+//! are joined from the start of the space. If a section does not begin where the one before ended,
+//! its guess was wrong, and it is read again. The result equals that of a sequential scan.
 //!
 //! ## Costs
 //!

@@ -3,8 +3,8 @@
 //! An interval with several runs is on several pages, and a mapping loads one page after the other,
 //! each with a wait for the device. Requested together, they are one wait. But a request is a
 //! system call for each contiguous part of a file, which is wasted if the pages are cached. So
-//! reads are timed: a slow read has waited for the device, and the reads after it request ahead
-//! until enough of them were fast.
+//! reads are timed: a slow read has waited for the device. The reads after a slow one request all
+//! their pages first, until sixteen in a row were fast.
 //!
 //! ## Threads
 //!

@@ -6,21 +6,21 @@
 //!
 //! ## Invariants
 //!
-//! 1. A slot never moves. Only the table assigns slots and reuses them, the latter when no state
-//!    that a reader may hold refers to them.
-//! 2. Everything but state, marks and live keys is written before an index refers to the slot, and
-//!    never while one does.
-//! 3. Cached content is charged to the budget's cache. An exchange removes it, and it is freed
-//!    after the readers of that time are done.
+//! 1. A slot never moves. Only the table assigns slots. A slot is reused when no index that a
+//!    reader may hold refers to it.
+//! 2. While an index refers to a slot, only state, marks and live keys change. Everything else is
+//!    written before.
+//! 3. The memory budget counts cached content. Content that an exchange removes is freed after the
+//!    readers of that time are done.
 //!
 //! ## Eviction
 //!
 //! CLOCK: reading a block marks its slot. A hand moves in circles, clears marks, and evicts blocks
 //! without one. It moves when a block is added beyond the budget that all users of memory share.
 //!
-//! If gets requested the interval, eviction of its block leaves `interval::fingerprints`.
-//! With a twentieth of the bytes, they save a get all pages but one. They are evicted only if
-//! unused while fingerprints have most of the cache.
+//! If gets have missed the block before, its eviction leaves `interval::fingerprints`. They take a
+//! twentieth of the bytes, and with them a get reads one page. Unused fingerprints are evicted only
+//! while all fingerprints together take more than three quarters of the cache.
 //!
 //! ## Admission
 //!

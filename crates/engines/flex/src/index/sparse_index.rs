@@ -1,21 +1,22 @@
 //! # Sparse index: from keys to intervals
 //!
-//! The sparse index is the second shift tree besides the tree of the space (paper, section 5.1). An
-//! entry is an interval of the space. Its pivot is the separator below all keys of the interval. If
-//! an interval grows, one number per level of each tree moves all intervals behind it.
+//! The sparse index is a [`ShiftTree`](sheaf_flexspace::tree::ShiftTree) of its own, like the one
+//! in the space (paper, section 5.1). An entry is an interval of the space, and searches compare
+//! its separator, which is not above any key of the interval. If an interval grows, both trees
+//! change some numbers on one search path, and thereby move all intervals behind it.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  EngineState ── active memtable        receives commits
 //!              ── frozen memtable        is being flushed into the space, if there is one
-//!              ── SparseIndex ── tree of intervals ─┐ published together: offsets are of this view
-//!                             ── view of the space ─┘
+//!              ── SparseIndex ── tree of intervals ─┐ published together: the tree has offsets in
+//!                             ── SpaceView ─────────┘ this state of the space
 //! ```
 //!
-//! A reader pins the epoch and loads the state, which describes one moment. The frozen memtable
-//! stays in the state until all of it is in the space. So a key is found in one of them, or equally
-//! in both.
+//! A reader takes an epoch guard and loads the state, which describes one moment. The frozen
+//! memtable stays in the state until all of it is in the space. A key that was flushed is then in
+//! both, with the same result.
 
 use std::cmp::Ordering;
 use std::ops::{Bound, Deref};

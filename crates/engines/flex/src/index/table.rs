@@ -8,9 +8,9 @@
 //! 1. The tree and the space agree: the bytes of an interval of the tree are, in the space, its
 //!    runs and nothing else.
 //! 2. A slot without an interval is reused only after every index that refers to it is dropped.
-//! 3. The mark of the space counts our edits. Its lowest bit tells whether a memtable was ever
-//!    flushed completely; before that, pairs may be in the image only. An image of the index
-//!    describes the space exactly if both marks are equal.
+//! 3. The mark of the space counts our edits in steps of two. The lowest bit is set when a memtable
+//!    was flushed completely for the first time; before that, pairs may be in the image only. An
+//!    image of the index describes the space exactly if both marks are equal.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! # Block: an interval in memory
 //!
 //! Contains the bytes of an interval as stored in the space. A directory of fingerprints and
-//! offsets, in the order of keys and descending numbers, precedes them. A block is one allocation:
-//! a lookup touches the header with the fingerprints, then one pair.
+//! offsets precedes them, ordered by key, and by descending seq within a key. A block is one
+//! allocation: a lookup touches the header with the fingerprints, then one pair.
 //!
 //! ## Picture
 //!
@@ -12,7 +12,8 @@
 //! ```
 //!
 //! A version is *hidden* if it is a tombstone or if the block contains a newer version of its key.
-//! A view newer than the block shows exactly the other versions.
+//! A view that is not older than any version of the block shows exactly the versions that are not
+//! hidden.
 //!
 //! ## Invariants
 //!

@@ -3,23 +3,23 @@
 //! A get needs one pair of a dozen or two, which are stored in several runs on several pages, with
 //! one checksum per run. For each pair, fingerprints contain two bytes of the key's hash, two bytes
 //! of the pair's offset, and a checksum of the pair. They take about a twentieth of the block. With
-//! them a get reads one page. The pair itself contains the key, and the checksum proves that its
-//! bytes are those that were checked before.
+//! them a get reads one page: the page of a pair with the same fingerprint. The key in that pair
+//! confirms the match. The checksum of the pair proves that the pair is still the same.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  versions 63, ordered 1 | fingerprint 2, offset 2, sum 4 | fingerprint 2, offset 2, sum 4 | ...
-//!                            in the order of the block; versions appended unread come first
+//!                            in the order of the block; an appended run comes first: not ordered
 //! ```
 //!
 //! ## Invariants
 //!
 //! 1. A key without an equal fingerprint has no version in the interval. An equal fingerprint may
 //!    belong to another key: the pair itself decides.
-//! 2. In *ordered* fingerprints the versions of a key are in descending order of numbers. The first
-//!    version that a view sees is the one that it shows. In unordered ones all equal fingerprints
-//!    have to be checked.
+//! 2. In *ordered* fingerprints the versions of a key are in descending order of seqs. A get stops
+//!    at the first version of the key that is not newer than its view. In unordered ones a get
+//!    checks all equal fingerprints.
 //! 3. The sums are of bytes that were checked or are being written. If the bytes have another sum,
 //!    the whole interval is read.
 //! 4. The words never change.

@@ -1,8 +1,8 @@
 //! # Runs: the encoding of pairs in the space
 //!
-//! An interval consists of one or more *runs*: the first is sorted, and each later one contains the
-//! changes of one flush step. The header of a run contains its length and whether it begins an
-//! interval, so a scan of the space finds all intervals.
+//! An interval consists of one or more *runs*. The first one contains the pairs of the last
+//! rewrite, and each later one the changes of one flush step. The header of a run contains its
+//! length and whether it begins an interval, so a scan of the space finds all intervals.
 //!
 //! ## Picture
 //! ```text
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The kind of a pair is 0 for a value, 1 for a blob reference (16 bytes), and 2 for a tombstone.
-//! Within a run, pairs are sorted by key, and by descending number within a key.
+//! Within a run, pairs are sorted by key, and by descending seq within a key.
 //! docs/format/flex.md is the specification.
 
 use sheaf_log::record::RecordContent;

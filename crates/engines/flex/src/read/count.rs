@@ -1,8 +1,8 @@
 //! # Count: the number of live keys, interval by interval
 //!
 //! An interval without keys in memtables contributes its count of live keys, if that is known.
-//! Other intervals are merged with the memtables. Keys of memtables are looked up in small groups,
-//! so an answer that is found early costs little.
+//! Other intervals are merged with the memtables. Keys of memtables are looked up in small groups:
+//! a count may end early, for example if the caller asks only whether the keyspace is empty.
 
 use std::ops::Bound;
 

@@ -1,8 +1,8 @@
 //! # Cursor: an interval at a time, merged with the memtables
 //!
 //! Between calls, a cursor keeps a reference to one block and copies of memtable entries, but no
-//! state. For each further interval it loads the current state and continues behind its last key.
-//! Every state contains the versions that its view needs, wherever flushes have moved them.
+//! `EngineState`. For each further interval the cursor loads the current state and continues behind
+//! its last key. Every state contains all versions that a view needs, so flushes change no result.
 //!
 //! ## Picture
 //!
@@ -14,8 +14,8 @@
 //!
 //! ## Costs
 //!
-//! A step within an interval decodes one pair in place. A new interval costs a descent, unless the
-//! index is unchanged, and one descent in each memtable with keys. Pairs of the block are not
+//! A step within an interval decodes one pair in place. While the index is unchanged, one descent
+//! finds several intervals. Keys of memtables are looked up in groups. Pairs of the block are not
 //! copied. While an interval is shown, the block of the next one is prefetched.
 
 use std::ops::{Bound, Range};

@@ -62,7 +62,7 @@ impl MergedPairs {
 
     pub(crate) fn clear(&mut self) {
         if !self.items.is_empty() {
-            self.limit = MAX_PAIRS; // the scan goes beyond the pairs that were expected
+            self.limit = MAX_PAIRS; // the scan reads more pairs than were expected
         }
         self.copies.clear();
         self.items.clear();
