@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_engine::context::{EngineContext, EngineDir};
-use sheaf_engine::contract::Engine;
+use sheaf_engine::contract::EngineCheckpoint;
 use sheaf_engine::views::Views;
 use sheaf_log::blob::Blobs;
 use sheaf_log::options::EngineOptions;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use sheaf_engine::contract::{Engine, Liveness};
+use sheaf_engine::contract::{EngineCheckpoint, Liveness};
 use sheaf_engine::views::Views;
 use sheaf_log::segment::{Address, DATA_START};
 use sheaf_log::types::Seq;
