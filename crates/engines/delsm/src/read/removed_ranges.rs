@@ -20,9 +20,8 @@
 //! 2. A put cuts all ranges before its commit is visible. A put during the scan of a reader also
 //!    cuts the range that this reader will record: either the put sees the watch, or the reader
 //!    sees the record of the put. (Both sides write, execute a fence, and then read.)
-//! 3. There are at most [`MAX_RANGES`] ranges, and each has at most [`MAX_RANGE_KEY_BYTES`] bytes
-//! of
-//!    keys. A put that cuts a range forgets the parts that exceed a limit.
+//! 3. There are at most [`MAX_RANGES`] ranges, and the keys of each have at most
+//!    [`MAX_RANGE_KEY_BYTES`] bytes. A put that cuts a range forgets the parts that exceed a limit.
 //!
 //! ## Threads
 //!
