@@ -41,8 +41,8 @@ pub trait EngineCommits: EngineInfo {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::MemoryBudgetExceeded`] if the operation does not fit into the budget, and
-    /// [`Error::Io`] or [`Error::Corrupt`] if the replaced version cannot be read.
+    /// Returns `Error::MemoryBudgetExceeded` if the operation does not fit into the budget, and
+    /// `Error::Io` or `Error::Corrupt` if the replaced version cannot be read.
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation>;
     /// Returns whether the state that `prepare` saw still holds. The caller holds the stripe of the
     /// key. Other commits may run `is_current` and `apply` at the same time, but only for other

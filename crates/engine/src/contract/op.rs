@@ -33,7 +33,7 @@ impl<'a> Action<'a> {
     }
 }
 
-/// A key and its hash, as returned by [`EngineReads::hashed_key`]. A caller hashes a key once and
+/// A key and its hash, as returned by `EngineReads::hashed_key`. A caller hashes a key once and
 /// passes the result to several lookups.
 #[derive(Clone, Copy, Debug)]
 pub struct HashedKey<'k> {
@@ -97,7 +97,7 @@ pub struct EngineOp<'a> {
     /// operations need is not allocated yet.
     pub ops_before: u32,
     /// True if the commit may wait for a checkpoint, set before `prepare`. An engine over its
-    /// budget may then return [`Error::MemoryBudgetExceeded`] at once. Otherwise it must read from
+    /// budget may then return `Error::MemoryBudgetExceeded` at once. Otherwise it must read from
     /// the device to learn whether the key is new. The store repeats a refused operation with
     /// `may_wait` cleared.
     pub may_wait: bool,
@@ -121,7 +121,7 @@ impl<'a> EngineOp<'a> {
     }
 }
 
-/// Result of [`EngineCommits::prepare`].
+/// Result of `EngineCommits::prepare`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preparation {
     /// The operation needs a record.

@@ -61,7 +61,7 @@ impl Bounds {
 /// from the low end or `prev` from the high end.
 ///
 /// A damaged entry, or a range of keys that a damaged block covers, is reported once as
-/// [`Error::Corrupt`]. The next call continues behind it. Each pair outside of damaged ranges is
+/// `Error::Corrupt`. The next call continues behind it. Each pair outside of damaged ranges is
 /// returned exactly once, so a walk ends after finitely many errors. If the end of a damaged range
 /// is unknown, and after any other error, every later call reports the end.
 pub trait Cursor: Send {
@@ -69,7 +69,7 @@ pub trait Cursor: Send {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Corrupt`] for damaged data, as the trait describes, and [`Error::Io`] if a
+    /// Returns `Error::Corrupt` for damaged data, as the trait describes, and `Error::Io` if a
     /// read fails.
     fn next(&mut self) -> Result<bool>;
     /// Moves to the previous pair; the first call moves to the last pair. Returns false at the end.
@@ -129,8 +129,8 @@ pub trait EngineReads: EngineInfo {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the entry cannot be read, and
-    /// [`Error::Poisoned`] if a commit that the reader waits for failed.
+    /// Returns `Error::Io` or `Error::Corrupt` if the entry cannot be read, and
+    /// `Error::Poisoned` if a commit that the reader waits for failed.
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool>;
     /// Like [`EngineReads::get_stored`], but reads a blob and passes its bytes to `found`.
     ///
@@ -162,13 +162,13 @@ pub trait EngineReads: EngineInfo {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`] for bounds, if the engine is not ordered.
+    /// Returns `Error::Unsupported` for bounds, if the engine is not ordered.
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>>;
     /// Returns the number of live keys in the newest state.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the engine must read to count and the read
+    /// Returns `Error::Io` or `Error::Corrupt` if the engine must read to count and the read
     /// fails.
     fn len(&self) -> Result<u64>;
     /// Returns true if there is no live key.

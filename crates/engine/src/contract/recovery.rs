@@ -90,7 +90,7 @@ pub trait EngineRecovery: EngineReads {
     /// Tells the engine that every call of [`EngineRecovery::finish_replay`] has returned.
     fn replay_finished(&self) {}
     /// Returns true if all replayed records are in the index, so that a checkpoint can begin. While
-    /// it returns false, [`EngineCheckpoint::maintain`] inserts the rest, as far as damage permits.
+    /// it returns false, `EngineCheckpoint::maintain` inserts the rest, as far as damage permits.
     fn is_replay_finished(&self) -> bool {
         true
     }

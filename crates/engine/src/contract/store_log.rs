@@ -23,7 +23,7 @@ pub trait StoreLogIndex: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the engine must read to decide and the read
+    /// Returns `Error::Io` or `Error::Corrupt` if the engine must read to decide and the read
     /// fails.
     fn liveness(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<Liveness>;
     /// Returns whether the entry at `address` is the newest version of its key. Changes nothing.
@@ -49,13 +49,13 @@ pub trait StoreLogIndex: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the read fails.
+    /// Returns `Error::Io` or `Error::Corrupt` if the read fails.
     fn prefetch_for_relocate(&self, hashed_key: HashedKey<'_>) -> Result<()> {
         let _ = hashed_key;
         Ok(())
     }
     /// Repoints the index from the entry at `from` to its copy at `to`. `staged` is the blob that
     /// the entry refers to, if any. Returns false if the entry is no longer needed. The caller
-    /// holds the stripe of the key, as for [`EngineCommits::apply`].
+    /// holds the stripe of the key, as for `EngineCommits::apply`.
     fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, staged: Option<u64>) -> bool;
 }

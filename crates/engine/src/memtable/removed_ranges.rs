@@ -20,7 +20,7 @@
 //!    [`RemovedRanges::measure`], either the scan finds the key or the put finds the measurement.
 //! 3. A removal reports its seq before the memtable has it, and a measured range gets the highest
 //!    reported seq as its commit. So no removal in a range is newer than the commit of the range.
-//! 4. There are at most [`MAX_RANGES`] ranges, and their ends have at most [`MAX_KEY_LEN`] bytes.
+//! 4. There are at most `MAX_RANGES` ranges, and their ends have at most `MAX_KEY_LEN` bytes.
 //!    If a put splits a range and there are that many, the upper part is forgotten.
 //!
 //! ## Threads

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  put ─> journal ─> active memtable ── freeze ──> frozen memtable ── flush ──> space + index
-//!         (values)   keys, frame addresses         (at a checkpoint)            flush/  index/table
+//!         (values)   keys, frame addresses         (at a checkpoint)          flush/  index/table
 //!  get ─> active ─> frozen ─> index/sparse_index ─> slot ─> block, or fingerprints and one pair
 //!                                                   index/slots           interval/
 //!  scan ─> one interval at a time, merged with the keys of the memtables        read/cursor.rs

@@ -75,7 +75,7 @@ impl Blobs {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] if a sync fails. The data may then be lost.
+    /// Returns `Error::Io` if a sync fails. The data may then be lost.
     pub fn sync(&self, staged: &UnsyncedBlobs) -> Result<()> {
         if staged.is_empty() {
             return Ok(());
@@ -116,7 +116,7 @@ impl Blobs {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] if a directory cannot be synced.
+    /// Returns `Error::Io` if a directory cannot be synced.
     pub fn sync_all_names(&self, blobs: &[BlobRef]) -> Result<()> {
         if blobs.is_empty() {
             return Ok(());
