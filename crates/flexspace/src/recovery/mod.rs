@@ -56,8 +56,7 @@ fn create(disk: &dyn Disk, dir: &Path, head_slots: &DoubleSlot, options: &SpaceO
             }
             // The directories are empty until a head is durable.
             if !disk.list(&path).during(IoOp::List, &path)?.is_empty() {
-                let what = Damage::Truncated { got: 0, expected: 1 };
-                return Err(Error::corrupt(&dir.join("HEAD.0"), 0, "slot header", what));
+                return Err(Error::missing_file(&dir.join("HEAD.0"), "slot header"));
             }
             // A failed sync may have lost the name although the kernel still shows it. Later syncs
             // would not make it durable.

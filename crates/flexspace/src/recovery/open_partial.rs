@@ -32,7 +32,7 @@ use sheaf_log::frame::FrameKind;
 use sheaf_log::segment::{DATA_START, Segment, SegmentScan, number_of};
 use sheaf_log::types::{LogId, SegmentId, StoreId};
 use sheaf_platform::disk::{Disk, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::extent::Extent;
@@ -101,8 +101,7 @@ fn synthesize_head(disk: &dyn Disk, dir: &Path, options: &SpaceOptions) -> Resul
         of.into_iter().for_each(|of| *found.entry(of.0).or_default() += 1);
     }
     let most = found.into_iter().max_by_key(|(_, count)| *count);
-    let nothing =
-        || Error::corrupt(&dir.join("HEAD.0"), 0, "slot header", Damage::Truncated { got: 0, expected: 1 });
+    let nothing = || Error::missing_file(&dir.join("HEAD.0"), "slot header");
     let (space, _) = most.ok_or_else(nothing)?;
     Ok(SpaceHead {
         generation: 2,

@@ -307,6 +307,31 @@ impl Error {
         Error::Corrupt { path: path.to_path_buf(), offset, structure, damage: what }
     }
 
+    /// Returns [`Error::Corrupt`] for the file `path` with a `structure`, which must exist and is
+    /// missing.
+    #[doc(hidden)]
+    pub fn missing_file(path: &Path, structure: &'static str) -> Error {
+        Error::corrupt(path, 0, structure, Damage::Truncated { got: 0, expected: 1 })
+    }
+
+    /// Returns the text without file and offset, for a caller that shows them itself. Only the text
+    /// of [`Error::Corrupt`] has both.
+    ///
+    /// ```
+    /// use sheaf_platform::error::{Damage, Error};
+    ///
+    /// let damage = Damage::Truncated { got: 3, expected: 8 };
+    /// let error = Error::corrupt("/db/ROOT.0".as_ref(), 0, "slot header", damage);
+    /// assert!(error.text_without_place().starts_with("slot header: "));
+    /// ```
+    #[must_use]
+    pub fn text_without_place(&self) -> String {
+        match self {
+            Error::Corrupt { structure, damage, .. } => format!("{structure}: {damage}"),
+            other => other.to_string(),
+        }
+    }
+
     /// Returns true if stored bytes are damaged. Other errors say nothing about them.
     #[must_use]
     pub fn is_corrupt(&self) -> bool {

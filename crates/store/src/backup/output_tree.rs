@@ -221,9 +221,7 @@ fn read_all(
 /// Opens a file that must exist; a missing file is reported as damage.
 pub(super) fn open(disk: &dyn Disk, path: &Path) -> Result<Arc<dyn File>> {
     match disk.open(path, OpenMode::Read) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            Err(Error::corrupt(path, 0, "file", Damage::Truncated { got: 0, expected: 1 }))
-        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(Error::missing_file(path, "file")),
         other => other.during(IoOp::Open, path),
     }
 }

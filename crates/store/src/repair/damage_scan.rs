@@ -41,7 +41,6 @@ use sheaf_log::frame::{FrameKind, MAX_SEQ};
 use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::{DATA_START, ScannedFrame};
 use sheaf_log::types::{LogId, SegmentId, Seq};
-use sheaf_platform::error::Error;
 
 /// Maximum number of damaged ranges that are examined one by one.
 const MAX_DAMAGED_RANGES: usize = 100_000;
@@ -115,13 +114,7 @@ pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList)
     let cut = recovery.cut;
     for evidence in survey.evidence.iter().filter(|e| e.lo < cut || e.hi.is_some_and(|hi| hi <= cut)) {
         let DamagedRange { from, to, error } = &evidence.damaged_range;
-        match error {
-            Error::Corrupt { structure, damage, .. } => {
-                let what = format!("{structure}: {damage}");
-                damages.note(&evidence.path, *from, Some(*to), &what);
-            }
-            other => damages.note(&evidence.path, *from, Some(*to), other),
-        }
+        damages.note(&evidence.path, *from, Some(*to), &error.text_without_place());
     }
     doubts
 }

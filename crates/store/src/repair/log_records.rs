@@ -139,7 +139,12 @@ impl<'a> LogRecords<'a> {
                     ScanPart::Damaged(hole) => {
                         // Also in a part of the journal that no opening reads, where no pair is
                         // lost by it.
-                        out.damages.note(segment.path(), hole.from, Some(hole.to), &reason(&hole.error));
+                        out.damages.note(
+                            segment.path(),
+                            hole.from,
+                            Some(hole.to),
+                            &hole.error.text_without_place(),
+                        );
                         return;
                     }
                 };
@@ -274,7 +279,7 @@ impl<'a> LogRecords<'a> {
                     out.report_finding(at, key, None, RepairOutcome::Lost { error: why });
                 }
                 WalkEvent::Damaged(error @ Error::Corrupt { path, .. }) if is_record(error) => {
-                    let (path, why) = (path.clone(), reason(error));
+                    let (path, why) = (path.clone(), error.text_without_place());
                     files.entry(path.clone()).or_insert(LostRecords { path, pairs: 0, reason: why }).pairs +=
                         1;
                 }
@@ -308,14 +313,6 @@ impl<'a> LogRecords<'a> {
             self.put_pair(out, at, (&key, seq), &record.content, true)?;
         }
         Ok(())
-    }
-}
-
-/// Returns the description of a damaged range.
-fn reason(error: &Error) -> String {
-    match error {
-        Error::Corrupt { structure, damage, .. } => format!("{structure}: {damage}"),
-        other => other.to_string(),
     }
 }
 

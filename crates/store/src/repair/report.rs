@@ -244,8 +244,8 @@ impl DamageList {
     /// Adds the damage that an error describes.
     pub(super) fn note_error(&mut self, error: &Error) {
         match error {
-            Error::Corrupt { path, offset, structure, damage } => {
-                self.note(path, *offset, None, &format!("{structure}: {damage}"));
+            Error::Corrupt { path, offset, .. } => {
+                self.note(path, *offset, None, &error.text_without_place());
             }
             Error::Io { path, .. } | Error::UnsupportedVersion { path, .. } => {
                 self.note(path, 0, None, error)

@@ -20,7 +20,7 @@ use sheaf_log::root::Root;
 use sheaf_log::types::KeyspaceId;
 use sheaf_platform::disk::exported::{ByteSource, ExportLease, ExportedExtent, ExportedItem};
 use sheaf_platform::disk::{Disk, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
 use sheaf_platform::sync::Mutex;
 
@@ -118,9 +118,7 @@ impl ExportLister<'_> {
     fn measure(&self, name: &Path) -> Result<u64> {
         let path = self.store.dir.join(name);
         match self.store.disk.open(&path, OpenMode::Read) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                Err(Error::corrupt(&path, 0, "file", Damage::Truncated { got: 0, expected: 1 }))
-            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(Error::missing_file(&path, "file")),
             file => file.during(IoOp::Open, &path)?.len().during(IoOp::Measure, &path),
         }
     }

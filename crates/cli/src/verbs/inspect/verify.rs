@@ -47,15 +47,12 @@ fn keyspace_of(database: &Path, path: &Path) -> Option<u32> {
 
 impl VerifyFinding {
     fn from_error(error: Error) -> VerifyFinding {
-        match error {
-            Error::Corrupt { path, offset, structure, damage } => {
-                let (path, offset, what) = (Some(path), Some(offset), format!("{structure}: {damage}"));
-                VerifyFinding { path, offset, what, keyspaces: Vec::new() }
-            }
-            other => {
-                VerifyFinding { path: None, offset: None, what: other.to_string(), keyspaces: Vec::new() }
-            }
-        }
+        let what = error.text_without_place();
+        let (path, offset) = match error {
+            Error::Corrupt { path, offset, .. } => (Some(path), Some(offset)),
+            _ => (None, None),
+        };
+        VerifyFinding { path, offset, what, keyspaces: Vec::new() }
     }
 }
 
@@ -196,9 +193,9 @@ fn damage_by_keyspace(db: &Database) -> Result<ReadDamages> {
     let mut hit = ReadDamages::new();
     for info in db.keyspaces() {
         let mut note = |error: Error| match error {
-            Error::Corrupt { path, offset, structure, damage } => {
-                let hit = hit.entry((path, offset)).or_default();
-                hit.what = format!("{structure}: {damage}");
+            Error::Corrupt { ref path, offset, .. } => {
+                let hit = hit.entry((path.clone(), offset)).or_default();
+                hit.what = error.text_without_place();
                 if !hit.keyspaces.contains(&info.name) {
                     hit.keyspaces.push(info.name.clone());
                 }

@@ -48,6 +48,13 @@ struct RemovedRangeTail {
     since: Seq,
 }
 
+impl RemovedRangeTail {
+    /// Returns the bytes of both ends of the range that begins at `low`.
+    fn key_bytes(&self, low: &[u8]) -> usize {
+        low.len() + self.high.as_ref().map_or(0, Vec::len)
+    }
+}
+
 /// Lowest and highest key that was put since a watch began.
 type PutBounds = Option<(Vec<u8>, Vec<u8>)>;
 
@@ -101,13 +108,12 @@ impl RemovedRangeMapState {
         }
     }
 
-    /// Inserts a part of a range that a put has cut, unless a limit forbids it (I3).
+    /// Inserts a range, unless a limit forbids it (I3).
     fn insert(&mut self, low: Vec<u8>, range: RemovedRangeTail) {
-        let key_bytes = low.len() + range.high.as_ref().map_or(0, Vec::len);
-        if key_bytes <= MAX_RANGE_KEY_BYTES && self.ranges.len() < MAX_RANGES {
+        if range.key_bytes(&low) <= MAX_RANGE_KEY_BYTES && self.ranges.len() < MAX_RANGES {
             self.ranges.insert(low, range);
         }
-        assert!(self.ranges.len() <= MAX_RANGES, "removed_ranges (I3): a cut keeps the limit of ranges");
+        assert!(self.ranges.len() <= MAX_RANGES, "removed_ranges (I3): there are at most MAX_RANGES");
     }
 
     /// Adds a range, merged with all ranges that it touches.
@@ -130,14 +136,11 @@ impl RemovedRangeMapState {
             };
             (low, since) = (low.min(other), since.max(range.since));
         }
-        if low.len() + high.as_ref().map_or(0, Vec::len) > MAX_RANGE_KEY_BYTES {
-            return;
-        }
-        if self.ranges.len() >= MAX_RANGES {
+        let range = RemovedRangeTail { high, since };
+        if range.key_bytes(&low) <= MAX_RANGE_KEY_BYTES && self.ranges.len() >= MAX_RANGES {
             self.ranges.clear();
         }
-        self.ranges.insert(low, RemovedRangeTail { high, since });
-        assert!(self.ranges.len() <= MAX_RANGES, "removed_ranges (I3): a record keeps the limit of ranges");
+        self.insert(low, range);
     }
 }
 

@@ -87,10 +87,10 @@ impl DelsmEngine {
         if flushed_seq < least {
             // The manifest is from the older slot: the newer one is damaged.
             let slot = self.manifest_path(manifest.as_ref().map_or(0, |manifest| manifest.generation + 1));
-            let what = match engine_dir.disk.open(&slot, OpenMode::Read) {
-                Ok(_) => Damage::bad_field("newest commit in tables", least.0.., flushed_seq.0),
-                Err(_) => Damage::Truncated { got: 0, expected: 1 },
-            };
+            if engine_dir.disk.open(&slot, OpenMode::Read).is_err() {
+                return Err(Error::missing_file(&slot, "manifest"));
+            }
+            let what = Damage::bad_field("newest commit in tables", least.0.., flushed_seq.0);
             return Err(Error::corrupt(&slot, 0, "manifest", what));
         }
         let Some(manifest) = manifest else {
@@ -129,9 +129,8 @@ impl DelsmEngine {
         let engine_dir =
             engine_dir.ok_or(Error::Unsupported { engine: NAME, feature: "partial recovery for writing" })?;
         let pair = DoubleSlot::new(Arc::clone(&engine_dir.disk), &self.keyspace.path);
-        let manifest: TableManifest = pair.read()?.ok_or_else(|| {
-            Error::corrupt(&self.manifest_path(0), 0, "manifest", Damage::Truncated { got: 0, expected: 1 })
-        })?;
+        let manifest: TableManifest =
+            pair.read()?.ok_or_else(|| Error::missing_file(&self.manifest_path(0), "manifest"))?;
         let version = self.open_files(&manifest, Some(skipped))?;
         let mut work = self.work.lock();
         *work = MaintenanceState {
