@@ -15,11 +15,12 @@ pub(super) struct SheafStore {
 impl SheafStore {
     pub(super) fn open(dir: &Path, engine: &str, setting: StoreSetting) -> Result<SheafStore> {
         let durability = if setting.durable { Durability::Sync } else { Durability::Buffer };
-        let database = Database::builder()
-            .memory(setting.memory)
-            .space_limit(setting.space_limit)
-            .durability(durability)
-            .open(dir)?;
+        let builder = Database::builder().memory(setting.memory).durability(durability);
+        let builder = match setting.space_limit {
+            Some(times) => builder.space_limit(times),
+            None => builder,
+        };
+        let database = builder.open(dir)?;
         let keyspace = database.keyspace("bench", KeyspaceOptions::default().engine(engine))?;
         Ok(SheafStore { database, keyspace })
     }

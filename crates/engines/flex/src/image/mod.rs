@@ -107,6 +107,7 @@ impl FlexEngine {
             })
         })?;
         self.image_bytes.store(written, Ordering::Relaxed);
+        self.image_bytes_written.fetch_add(written, Ordering::Relaxed);
         out.put(&(table.blobs.len() as u64).to_le_bytes())?;
         for id in &table.blobs {
             out.put(&id.to_le_bytes())?;
