@@ -149,7 +149,7 @@ fn database_errors_survive_a_round_trip() {
         Damage::MissingCommits { first_missing: 7, durable: 8 },
         Damage::Truncated { got: 9, expected: 10 },
     ];
-    let corrupt = |damage| Error::Corrupt { path: path(), offset: 11, structure: "structure", damage };
+    let corrupt = |damage| Error::corrupt(&path(), 11, "structure", damage);
     let mut errors: Vec<Error> = damages.into_iter().map(corrupt).collect();
     errors.extend([
         Error::Io { op: IoOp::Read, path: path(), source: std::io::Error::from_raw_os_error(5) },

@@ -285,7 +285,7 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
         }
         CORRUPT => {
             let (path, offset, structure) = (r.path()?, r.u64()?, r.name()?);
-            Error::Corrupt { path, offset, structure, damage: decode_damage(r)? }
+            Error::Corrupt { path, offset, structure, damage: Box::new(decode_damage(r)?) }
         }
         NO_SPACE => Error::NoSpace { path: r.path()? },
         LOCKED => {

@@ -65,7 +65,7 @@ impl SharedSpace {
         if let (true, Some(Error::Corrupt { path, offset, structure, damage: what })) =
             (self.options.read_only, &self.repaired_damage)
         {
-            report(Error::corrupt(path, *offset, structure, what.clone()));
+            report(Error::corrupt(path, *offset, structure, (**what).clone()));
         }
     }
 

@@ -60,8 +60,9 @@ pub enum Error {
         offset: u64,
         /// Structure of the format that contains the damage, for display: `segment header`.
         structure: &'static str,
-        /// Kind of the damage, with the expected value and the value found.
-        damage: Damage,
+        /// Kind of the damage, with the expected value and the value found. Boxed, so that the
+        /// results of reads and writes stay small.
+        damage: Box<Damage>,
     },
     /// The disk is full, or a quota is exceeded. Nothing was written. Reads and removals continue,
     /// and writes succeed again as soon as there is space.
@@ -295,6 +296,7 @@ impl Error {
 
     /// Returns [`Error::Corrupt`] for damage of `structure` in `path` at `offset` (bytes).
     #[doc(hidden)]
+    #[cold]
     pub fn corrupt(path: &Path, offset: u64, structure: &'static str, what: Damage) -> Error {
         crate::event!(
             WARN,
@@ -304,7 +306,7 @@ impl Error {
             structure = structure,
             what = what.to_string()
         );
-        Error::Corrupt { path: path.to_path_buf(), offset, structure, damage: what }
+        Error::Corrupt { path: path.to_path_buf(), offset, structure, damage: Box::new(what) }
     }
 
     /// Returns [`Error::Corrupt`] for the file `path` with a `structure`, which must exist and is
@@ -383,5 +385,16 @@ impl From<Error> for io::Error {
             }
         };
         io::Error::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_small() {
+        // Each result of a read or write has room for an error, and calls copy it.
+        assert!(size_of::<Error>() <= 80, "{}", size_of::<Error>());
     }
 }

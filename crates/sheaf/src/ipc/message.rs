@@ -337,8 +337,7 @@ mod tests {
 
     fn errors() -> Vec<Error> {
         let path = || PathBuf::from("/a/file");
-        let corrupt =
-            |what| Error::Corrupt { path: "/x".into(), offset: 9, structure: "structure", damage: what };
+        let corrupt = |what| Error::corrupt("/x".as_ref(), 9, "structure", what);
         vec![
             Error::Io { op: IoOp::Open, path: path(), source: std::io::Error::from_raw_os_error(5) },
             Error::Io { op: IoOp::Open, path: path(), source: std::io::Error::other("why") },

@@ -91,7 +91,7 @@ impl LogReplay<'_> {
     fn note_result(&self, id: KeyspaceId, result: Result<()>) -> Result<()> {
         match result {
             Err(Error::Corrupt { path, offset, structure, damage: what }) if !path.starts_with(self.dir) => {
-                self.failed.lock().entry(id).or_insert(FileDamage { path, offset, structure, what });
+                self.failed.lock().entry(id).or_insert(FileDamage { path, offset, structure, what: *what });
                 Ok(())
             }
             other => other,

@@ -183,7 +183,11 @@ pub(crate) fn encode_head(magic: &[u8; 8], owner: u64, number: u64) -> Vec<u8> {
 /// damage. A valid head of another file is an error.
 pub(crate) fn accept_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, number: u64) -> Result<()> {
     match check_head(path, got, magic, owner, number) {
-        Err(Error::Corrupt { damage: Damage::BadMagic { .. } | Damage::BadChecksum { .. }, .. }) => Ok(()),
+        Err(Error::Corrupt { damage, .. })
+            if matches!(*damage, Damage::BadMagic { .. } | Damage::BadChecksum { .. }) =>
+        {
+            Ok(())
+        }
         checked => checked,
     }
 }
@@ -516,7 +520,7 @@ mod tests {
         let damage = |owner, number| {
             let head = encode_head(MAGIC, owner, number);
             match check_head(path, &head, MAGIC, ID, 9) {
-                Err(Error::Corrupt { damage, .. }) => Some(damage),
+                Err(Error::Corrupt { damage, .. }) => Some(*damage),
                 _ => None,
             }
         };
