@@ -38,6 +38,7 @@ mod convert;
 mod database;
 mod ipc;
 mod iter;
+pub mod keys;
 mod keyspace;
 mod lock_wait;
 #[cfg(feature = "metrics")]

@@ -161,6 +161,44 @@ impl Keyspace {
         })
     }
 
+    /// Returns the length of the value of `key` in bytes, or `None` if the key does not exist. A
+    /// value stored outside of the log (above 64 KiB; in `delsm` above 8 KiB) is not read.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.size_of("ada")?, Some(8));
+    /// assert_eq!(users.size_of("alan")?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn size_of(&self, key: impl AsRef<[u8]>) -> Result<Option<u64>> {
+        let (sample, key) = (self.store().sample(), key.as_ref());
+        self.store().check_open()?;
+        let len = self.read_current(|state| {
+            let mut len = None;
+            state.engine()?.get_stored(Seq::LATEST, key, &mut |stored| {
+                len = Some(match stored {
+                    StoredValue::Bytes(bytes) => bytes.len() as u64,
+                    StoredValue::Blob(file) => file.len(),
+                });
+            })?;
+            if len.is_none() {
+                self.store().wait_missing_visible(state, key)?;
+            }
+            Ok(len)
+        })?;
+        if let Some(sample) = sample {
+            workload::record_stream_read(self.store(), &self.inner.state.load(), sample, key, len);
+        }
+        Ok(len)
+    }
+
     /// Returns true if `key` exists. Does not return or copy the value, and reads less from disk
     /// than [`Keyspace::get`] if the engine stores keys apart from values.
     ///

@@ -88,7 +88,7 @@ impl Keyspace {
 
     #[cold]
     #[inline(never)]
-    fn record_update(&self, sample: SampleStart, key: &[u8], new: Option<&[u8]>) {
+    pub(super) fn record_update(&self, sample: SampleStart, key: &[u8], new: Option<&[u8]>) {
         self.record_call(
             sample,
             Some(LatencyKind::Update),
@@ -98,7 +98,7 @@ impl Keyspace {
     }
 
     /// Reads, decides and writes once. `decide` returns `None` to write nothing.
-    fn try_swap(
+    pub(super) fn try_swap(
         &self,
         key: &[u8],
         decide: impl FnOnce(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
@@ -133,7 +133,7 @@ impl Keyspace {
 
 /// Outcome of one attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum SwapOutcome {
+pub(super) enum SwapOutcome {
     /// The new value was written.
     Written,
     /// `decide` wanted no write.

@@ -98,6 +98,8 @@ macro_rules! conformance {
                 update_sees_the_old_value_and_returns_the_new_one
                 update_retries_after_a_concurrent_change
                 compare_and_swap_succeeds_only_on_the_expected_value
+                insert_if_absent_keeps_the_value_that_is_present
+                size_of_is_the_length_of_the_value
                 any_bytes_are_a_key
                 len_counts_keys_and_not_writes
             }
@@ -121,6 +123,8 @@ macro_rules! conformance {
                 ranges_honour_their_ends
                 prefixes_yield_their_families
                 first_and_last_are_the_ends
+                pop_takes_each_pair_once_from_its_end
+                an_iterator_seeks_within_its_range_both_ways
                 both_ends_of_an_iterator_meet
                 an_engine_refuses_exactly_what_its_capabilities_exclude
                 remove_range_removes_exactly_the_range
@@ -250,6 +254,7 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, THREADED, concurrency:
                 concurrent_updates_are_all_counted
+                concurrent_pops_take_each_pair_once
                 concurrent_swaps_are_all_counted
                 transfers_keep_their_sum_in_every_snapshot
                 reads_of_one_thread_are_monotonic

@@ -42,6 +42,8 @@ pub enum ModelStep {
     Batch { ops: Vec<(u8, u16, Option<ValueSpec>)>, expects: Vec<(u8, u16, bool)>, sync: bool },
     Swap { space: u8, key: u16, right: bool, new: Option<ValueSpec> },
     Update { space: u8, key: u16, how: u8, concurrent: ConcurrentChange },
+    InsertIfAbsent(u8, u16, ValueSpec),
+    Pop { space: u8, back: bool },
     Get(u8, u16),
     MultiGet(u8, Vec<u16>),
     Scan { space: u8, ends: RangeSpec, back: bool },
@@ -54,6 +56,7 @@ pub enum ModelStep {
     SnapshotClose(usize),
     IterOpen { space: u8, ends: RangeSpec },
     IterStep { which: usize, count: usize, back: bool },
+    IterSeek { which: usize, key: u16, back: bool },
     IterClose(usize),
     RemoveRange { space: u8, ends: RangeSpec },
     Clear(u8),
@@ -160,7 +163,9 @@ impl StepGenerator {
 
     fn step(&mut self, setting: TestSetting) -> ModelStep {
         match self.below(1000) {
-            0..=259 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            0..=239 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            240..=253 => ModelStep::InsertIfAbsent(self.space(), self.key(), self.value(setting)),
+            254..=259 => ModelStep::Pop { space: self.space(), back: self.one_in(2) },
             260..=359 => ModelStep::Remove(self.space(), self.key()),
             360..=439 => match self.batch(setting) {
                 ModelStep::Batch { ops, expects, .. } => {
@@ -201,7 +206,8 @@ impl StepGenerator {
             }
             820..=844 => ModelStep::SnapshotClose(self.below(8)),
             845..=864 => ModelStep::IterOpen { space: self.space(), ends: self.ends() },
-            865..=914 => {
+            865..=879 => ModelStep::IterSeek { which: self.below(8), key: self.key(), back: self.one_in(2) },
+            880..=914 => {
                 ModelStep::IterStep { which: self.below(8), count: self.below(12), back: self.one_in(2) }
             }
             915..=924 => ModelStep::IterClose(self.below(8)),
