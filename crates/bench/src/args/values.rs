@@ -101,7 +101,7 @@ pub(super) fn store(name: &str) -> Result<BenchSubject> {
 
 pub(super) fn own_engine(name: &str) -> Result<BenchSubject> {
     let subject = BenchSubject::parse(name)?;
-    if subject.is_peer() || subject == BenchSubject::NULL {
+    if !subject.is_ours() || subject.has_options() {
         return Err(format!("{name} is not an engine of Sheaf").into());
     }
     Ok(subject)
