@@ -146,8 +146,9 @@ pub(super) fn peers(names: &str) -> Result<ArgList<BenchSubject>> {
     each(names, peer).map(deduplicate)
 }
 
+/// Parses groups of figures. `headline` means those of all papers.
 pub(super) fn groups(names: &str) -> Result<ArgList<FigureGroup>> {
-    each(names, FigureGroup::parse)
+    Ok(each(names, FigureGroup::parse)?.into_iter().flatten().collect())
 }
 
 pub(super) fn parts(names: &str) -> Result<ArgList<ValueMeasurement>> {
