@@ -94,8 +94,8 @@ pub(crate) struct DirArgs {
 /// Options that comparisons and papers share.
 #[derive(Args, Clone, Debug)]
 struct CommonArgs {
-    /// Engines and peers, see `list`; ENGINE:OPTION=VALUE sets an option of an engine [default: all
-    /// engines, all peers built in except variants; of a paper: its engine, its variants, the peers]
+    /// Engines and peers, see `list`; ENGINE:OPTION=VALUE sets an option [default: all engines, all
+    /// peers built in except variants; of a paper: its engine, its variants, the peers]
     #[arg(long, value_parser = stores)]
     stores: Option<ArgList<BenchSubject>>,
     /// Finish in about 3 minutes: only the main workloads, fewer pairs, phases of 0.4 s
@@ -261,8 +261,8 @@ pub(crate) struct PaperArgs {
     /// Factor for the pairs of the experiments [default: 1, or 0.02 with --quick]
     #[arg(long, value_parser = factor)]
     scale: Option<f64>,
-    /// Experiments, each NAME or NAME/WORKLOAD; headline is the short one of `figures` [default: all
-    /// but headline]
+    /// Experiments, each NAME or NAME/WORKLOAD; headline is the one of `figures` [default: all but
+    /// headline]
     #[arg(long, value_parser = name_list)]
     only: Option<ArgList<String>>,
     /// Also save the figures in DIR/NAME.tsv; lines of other runs there are kept
@@ -347,8 +347,8 @@ pub(crate) struct FiguresArgs {
     pub(crate) rounds: u64,
     /// fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open,
     /// device-bytes; flat: durable, empty; flex: scan, scan-down, ycsb, read-tail; cedrus: mixes,
-    /// churn; headline-flexdb, headline-delsm, headline-cedrusdb, headline-kreon, headline-flatstore,
-    /// headline: the main ratios of the papers, whatever the engine [default: all but the headlines]
+    /// churn; headline: the main ratios of the papers (one of them: headline-flexdb, -delsm,
+    /// -cedrusdb, -kreon or -flatstore) [default: all but the headlines]
     #[arg(long, value_parser = groups)]
     only: Option<ArgList<FigureGroup>>,
     /// Length of a timed phase

@@ -242,7 +242,7 @@ pub(crate) fn cores(summary: &RunSummary) -> u64 {
     summary.runs.first().and_then(|run| run.probes["cores"].as_u64()).unwrap_or(0)
 }
 
-/// Returns the number that stands in place of a cell.
+/// Returns the number that replaces a cell.
 pub(super) fn constant(cell: &str) -> Option<f64> {
     cell.parse().ok()
 }

@@ -1,6 +1,6 @@
 //! # Pages of papers: a table of claims, made from the table of the paper and the saved figures
 //!
-//! The table stands between the marks of `DIR/NAME.md`, and is made from `DIR/data/NAME.tsv`. Text
+//! The table is between the marks of `DIR/NAME.md`, and is made from `DIR/data/NAME.tsv`. Text
 //! around the marks is written by hand. Figures of `--quick` runs are not shown. Of several runs,
 //! the one at the largest scale gives the verdict; at the same scale, the one with most cores. A
 //! note gives it only where there is no run.

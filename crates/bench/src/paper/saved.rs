@@ -28,7 +28,7 @@ const FIELDS: usize = 18;
 pub(super) enum SavedKind {
     /// A run at size.
     Full,
-    /// A run with `--quick`, whose ratios mean nothing.
+    /// A run with `--quick`. Its ratios mean nothing.
     Quick,
     /// A figure of another command, written by hand.
     Note,
