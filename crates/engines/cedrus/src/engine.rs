@@ -169,6 +169,7 @@ impl CedrusEngine {
     #[inline]
     fn find<'g>(&self, hash: u32, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         for address in self.find_addresses(hash, guard)? {
+            self.request_both_pages(address, guard);
             if let Some(record) = self.read(address, key, guard)? {
                 return Ok(Some(record));
             }
@@ -277,10 +278,7 @@ impl EngineReads for CedrusEngine {
         let hashes: SmallVec<[u32; 32]> = keys.iter().map(|key| self.hash(key.key)).collect();
         hashes.iter().for_each(|hash| self.trie.prefetch(*hash, guard));
         if entries {
-            for hash in hashes {
-                let ask = |address| self.context.segments.prefetch_entry(address, guard);
-                let _ = self.trie.find(hash, guard, ask); // a prefetch only: errors are ignored
-            }
+            self.prefetch_records(&hashes, guard);
         }
     }
 
