@@ -467,6 +467,10 @@ impl EngineRecovery for CedrusEngine {
         restored
     }
 
+    fn image_entries(&self, image: &mut dyn ImageSource) -> Result<Vec<(u32, u64)>> {
+        crate::image::read_entry_counts(self.trie.shape(), image)
+    }
+
     fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
         self.replay_run(std::slice::from_ref(record))
     }

@@ -92,8 +92,8 @@ impl CedrusEngine {
         self.with_pages(guard, || self.trie.find(hash, guard, ask))
     }
 
-    /// Prefetches the records of several hashes. Requests absent pages of the trie, and records that
-    /// are probably absent, from the device before it waits for the first of them. Errors are
+    /// Prefetches the records of several hashes. Requests absent pages of the trie, and records
+    /// that are probably absent, from the device before it waits for the first of them. Errors are
     /// ignored: the operation that follows reports them.
     pub(crate) fn prefetch_records(&self, hashes: &[u32], guard: &Guard) {
         let ask = |address| self.context.segments.prefetch_entry(address, guard);
