@@ -13,7 +13,7 @@ use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
 use crate::engine::CedrusEngine;
-use crate::entry_list::TrieEntry;
+use crate::entry_list::{KeyHash, TrieEntry};
 use crate::trie::{FoundAddresses, TrieError};
 
 /// Page numbers that are reserved for changes of existing keys. New keys are rejected before they
@@ -83,11 +83,11 @@ impl CedrusEngine {
     ///
     /// Same as [`CedrusEngine::with_pages`].
     #[inline]
-    pub(crate) fn find_addresses(&self, hash: u32, guard: &Guard) -> Result<FoundAddresses> {
+    pub(crate) fn find_addresses(&self, hash: KeyHash, guard: &Guard) -> Result<FoundAddresses> {
         if self.has_failed.load(Ordering::Relaxed) {
             return Err(self.failure_error());
         }
-        self.ensure_replayed(hash)?;
+        self.ensure_replayed(hash.path)?;
         let ask = |address| self.context.segments.prefetch_entry(address, guard);
         self.with_pages(guard, || self.trie.find(hash, guard, ask))
     }
@@ -95,9 +95,9 @@ impl CedrusEngine {
     /// Prefetches the records of several hashes. Requests absent pages of the trie, and records
     /// that are probably absent, from the device before it waits for the first of them. Errors are
     /// ignored: the operation that follows reports them.
-    pub(crate) fn prefetch_records(&self, hashes: &[u32], guard: &Guard) {
+    pub(crate) fn prefetch_records(&self, hashes: &[KeyHash], guard: &Guard) {
         let ask = |address| self.context.segments.prefetch_entry(address, guard);
-        let (mut found, mut absent) = (FoundBatch::new(), SmallVec::<[(u32, u32); 32]>::new());
+        let (mut found, mut absent) = (FoundBatch::new(), SmallVec::<[(KeyHash, u32); 32]>::new());
         for hash in hashes.iter().copied() {
             match self.trie.find(hash, guard, ask) {
                 Ok(addresses) => found.extend(addresses),
