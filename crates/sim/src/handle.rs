@@ -283,6 +283,16 @@ impl File for SimFile {
         answer
     }
 
+    fn will_need(&self, offset: u64, _len: u64) {
+        if let Some(hints) = &mut self.disk.shared.machine.lock().hints {
+            hints.push((self.path.to_path_buf(), offset));
+        }
+    }
+
+    fn is_cached(&self, _offset: u64) -> bool {
+        !self.disk.shared.machine.lock().is_cold
+    }
+
     fn make_resident(&self, from: u64, to: u64) {
         let zeroes_ahead = self.disk.shared.machine.lock().zeroes_ahead;
         if let (true, Some(count)) = (zeroes_ahead, to.checked_sub(from)) {

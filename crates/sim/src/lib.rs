@@ -125,6 +125,9 @@ struct SimMachine {
     classes: Option<Vec<CallClass>>,
     locks: BTreeMap<Ino, Holders>,
     zeroes_ahead: bool,
+    /// Hints to read ahead since the start of the log, if it is on.
+    hints: Option<Vec<(PathBuf, u64)>>,
+    is_cold: bool,
     /// Descriptors of files with a limit, and the limit of the process.
     descriptors: BTreeMap<RawFd, SimDescriptor>,
     most_descriptors: usize,
@@ -172,6 +175,8 @@ impl SimDisk {
             classes: None,
             locks: BTreeMap::new(),
             zeroes_ahead: false,
+            hints: None,
+            is_cold: false,
             descriptors: BTreeMap::new(),
             most_descriptors: usize::MAX,
         };
@@ -242,6 +247,24 @@ impl SimDisk {
     #[must_use]
     pub fn class_log(&self) -> Vec<CallClass> {
         self.shared.machine.lock().classes.clone().unwrap_or_default()
+    }
+
+    /// Makes [`File::is_cached`] return false for every byte, as after a start of the machine. Off
+    /// by default.
+    pub fn set_cold(&self, on: bool) {
+        self.shared.machine.lock().is_cold = on;
+    }
+
+    /// Starts the list of hints to read ahead ([`File::will_need`]), or stops it and drops its
+    /// content.
+    pub fn log_hints(&self, on: bool) {
+        self.shared.machine.lock().hints = on.then(Vec::new);
+    }
+
+    /// Returns the file and the offset of each hint since [`SimDisk::log_hints`].
+    #[must_use]
+    pub fn hint_log(&self) -> Vec<(PathBuf, u64)> {
+        self.shared.machine.lock().hints.clone().unwrap_or_default()
     }
 
     /// Calls `hook` after each operation, on its thread, before the operation returns. The hook may

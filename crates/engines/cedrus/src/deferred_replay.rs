@@ -44,7 +44,7 @@ use sheaf_platform::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
 use crate::engine::CedrusEngine;
-use crate::entry_list::TrieEntry;
+use crate::entry_list::{KeyHash, TrieEntry};
 use crate::shape::{HASH_BITS, TrieShape};
 
 /// Number of parts that one background step replays.
@@ -55,7 +55,7 @@ const PREFETCH_DISTANCE: usize = 12;
 /// Record that is not in the trie yet. It takes 16 bytes.
 #[derive(Clone, Copy, Debug)]
 struct DeferredRecord {
-    hash: u32,
+    hash: KeyHash,
     address: Address,
 }
 
@@ -123,7 +123,7 @@ impl DeferredReplay {
 
     fn add(&self, due: DeferredRecord) {
         let parts = self.parts.get_or_init(|| (0..1 << self.bits).map(|_| Mutex::default()).collect());
-        parts[self.part_of(due.hash)].lock().push(due);
+        parts[self.part_of(due.hash.path)].lock().push(due);
     }
 
     fn part_of(&self, hash: u32) -> usize {
@@ -328,7 +328,7 @@ impl CedrusEngine {
     /// addresses found there.
     fn prefetch_ahead(&self, due: &[DeferredRecord], guard: &Guard) {
         if let Some(later) = due.get(2 * PREFETCH_DISTANCE) {
-            self.trie.prefetch(later.hash, guard);
+            self.trie.prefetch(later.hash.path, guard);
         }
         if let Some(soon) = due.get(PREFETCH_DISTANCE) {
             let ask = |address| self.context.segments.prefetch_entry(address, guard);
@@ -395,7 +395,7 @@ impl CedrusEngine {
     }
 
     /// Points the trie at the newest records. All reads were successful (I6).
-    fn apply_replayed(&self, hash: u32, settled: &HashReplayResult<'_>, guard: &Guard) -> Result<()> {
+    fn apply_replayed(&self, hash: KeyHash, settled: &HashReplayResult<'_>, guard: &Guard) -> Result<()> {
         let mut puts: SmallVec<[Address; 2]> = SmallVec::new();
         let mut staged: SmallVec<[(u64, Address); 2]> = SmallVec::new();
         for one in &settled.newest {

@@ -183,6 +183,23 @@ pub(crate) fn restore_keyspace(
     ReplaySource { store, root, segments: admitted, cut }.restore(keyspace)
 }
 
+/// Returns how many entries the image of a keyspace has in the segment of each slot
+/// ([`Engine::image_entries`](sheaf_engine::contract::EngineRecovery::image_entries)), or an empty
+/// list if there is no image.
+pub(crate) fn image_entries(
+    store: &Store,
+    root: &Root,
+    admitted: &[Vec<Arc<Segment>>],
+    cut: Seq,
+    (id, engine): (KeyspaceId, &dyn Engine),
+) -> Result<Vec<(u32, u64)>> {
+    let source = ReplaySource { store, root, segments: admitted, cut };
+    if !source.checkpoint(engine.log()).keyspaces.contains(&id) {
+        return Ok(Vec::new());
+    }
+    engine.image_entries(&mut source.open_image(engine.log(), id)?)
+}
+
 /// Returns the offset in `segment` at which an opening from `checkpoint` starts to replay. Returns
 /// `None` if it needs nothing of the segment.
 pub(crate) fn replay_start(checkpoint: &CheckpointRef, segment: SegmentId) -> Option<u64> {
@@ -251,22 +268,19 @@ impl ReplaySource<'_> {
     }
 
     fn restore_image(&self, keyspace: &KeyspaceState) -> Result<u64> {
-        let number = self.checkpoint(keyspace.log()).number;
-        let path = self.store.image_path(keyspace.id(), number);
-        let segments = &self.segments[keyspace.log().index()];
-        let slot_now =
-            |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
-        let image = ImageReader::open(
-            &*self.store.disk,
-            path,
-            self.store.identity.id,
-            keyspace.id(),
-            number,
-            slot_now,
-        )?;
-        let mut image = image.with_newest(self.cut);
+        let mut image = self.open_image(keyspace.log(), keyspace.id())?;
         keyspace.engine()?.restore(&mut image)?;
         image.finish()
+    }
+
+    fn open_image(&self, log: LogId, id: KeyspaceId) -> Result<ImageReader> {
+        let number = self.checkpoint(log).number;
+        let path = self.store.image_path(id, number);
+        let segments = &self.segments[log.index()];
+        let slot_now =
+            |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
+        let image = ImageReader::open(&*self.store.disk, path, self.store.identity.id, id, number, slot_now)?;
+        Ok(image.with_newest(self.cut))
     }
 
     /// Returns the maximum number of threads for the records of `log`.
