@@ -8,6 +8,8 @@
 //! with its model. [`ProtocolRules`] lists the rules; R1 to R17 are in `docs/commit.md`, W1 to W13
 //! in decisions/0027.
 //!
+//! [`memtable_queue`] models several frozen memtables (decisions/0036).
+//!
 //! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027). In
 //! the other models commits hold one lock (decisions/0003).
 //!
@@ -39,6 +41,7 @@ pub mod freeze;
 pub mod gc;
 pub mod in_place_page;
 pub mod keyspace_drop;
+pub mod memtable_queue;
 mod rules;
 pub mod segment_naming;
 pub mod stripes;

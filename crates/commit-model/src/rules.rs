@@ -240,6 +240,16 @@ pub struct ProtocolRules {
     pub pins_drain_the_window: bool,
     /// W11: a keyspace gets its name when all reserved commits are complete.
     pub publishing_drains_the_window: bool,
+
+    // Several frozen memtables (module `memtable_queue`, decisions/0036).
+    /// W41: a checkpoint ends when all memtables that were frozen when it began are flushed, also
+    /// those that the previous checkpoint left in the queue.
+    pub checkpoints_wait_for_all_memtables: bool,
+    /// W41: memtables that are frozen while a checkpoint is pending do not move its position.
+    pub queued_memtables_move_no_position: bool,
+    /// W41: the oldest memtables are flushed first, since replay skips the log up to the newest
+    /// commit in files.
+    pub memtables_are_flushed_in_order: bool,
 }
 
 impl ProtocolRules {
@@ -325,6 +335,9 @@ impl ProtocolRules {
         freezing_waits_for_checked_commits: true,
         pins_drain_the_window: true,
         publishing_drains_the_window: true,
+        checkpoints_wait_for_all_memtables: true,
+        queued_memtables_move_no_position: true,
+        memtables_are_flushed_in_order: true,
     };
 
     /// Returns the protocol: all rules are on.

@@ -135,10 +135,11 @@ impl TestSubject {
         }
     }
 
-    /// DeLSM with fewer and larger levels.
+    /// DeLSM with fewer and larger levels, and one frozen memtable.
     #[must_use]
     pub fn delsm_steep() -> TestSubject {
-        TestSubject { name: "delsm-steep", chosen_options: &[("level-factor", 4)], ..TestSubject::delsm() }
+        let chosen = &[("level-factor", 4), ("frozen-memtables", 1)];
+        TestSubject { name: "delsm-steep", chosen_options: chosen, ..TestSubject::delsm() }
     }
 
     /// Returns the engines with non-default options. They pass all suites at a small part of the

@@ -56,6 +56,8 @@ mod conversion;
 mod blob_reclaim;
 #[path = "resources/blobs.rs"]
 mod blobs;
+#[path = "resources/frozen_memtables.rs"]
+mod frozen_memtables;
 #[path = "resources/limits.rs"]
 mod limits;
 #[path = "resources/many_keyspaces.rs"]
@@ -66,6 +68,8 @@ mod memory;
 mod process_memory;
 #[path = "resources/stalls.rs"]
 mod stalls;
+#[path = "resources/value_files.rs"]
+mod value_files;
 
 // The scenarios of earlier drafts.
 mod scenarios;

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  put ─> value > 8 KiB: blob file (base) ─────┐
-//!         journal (base) ─> active memtable ───┴─ freeze ─> frozen ─ flush ─> level 0 ─ merge ─>
+//!         journal (base) ─> active memtable ───┴─ freeze ─> frozen ones ─ flush ─> level 0 ─ merge ─>
 //!
 //!  own/<keyspace>/KEYS.0 KEYS.1        manifest: tables and packs          files/manifest.rs
 //!                 00000012/cat.jpg@2a  a table with a value: key, number   files/file_names.rs
@@ -27,6 +27,8 @@
 //! 4. The manifest is written first, then files are moved, then old names are removed
 //!    (`maintenance/`). After a crash at any point each value is where its list says, or in the
 //!    directory of its table.
+//! 5. A checkpoint finds a place in the queue of frozen memtables. Others are frozen only while one
+//!    that the pending checkpoint covers is not flushed.
 
 mod engine;
 mod files;

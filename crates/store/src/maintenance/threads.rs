@@ -470,6 +470,8 @@ fn run_preallocation(store: &Weak<Store>, signals: &ThreadSignals) {
             // Preallocation fails if the disk is full. A writer that needs a segment gets the
             // error.
             let _ = store.preallocate();
+            // The maintenance thread may be in a long flush.
+            store.freeze_full_memtables();
         }
         store.free_removed_segments();
         // The maintenance thread may be in a long step while caches shrink.
