@@ -8,8 +8,8 @@
 //! with its model. [`ProtocolRules`] lists the rules; R1 to R17 are in `docs/commit.md`, W1 to W13
 //! in decisions/0027.
 //!
-//! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027). In
-//! the other models commits hold one lock (decisions/0003).
+//! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027).
+//! [`journal_replay`] models a part of an opening (decisions/0039). In the other models commits hold one lock (decisions/0003).
 //!
 //! Symbols: W is the durable mark, S the target of a sync round, F the floor in ROOT. `visible` is
 //! the last commit of the newest state that readers may see.
@@ -38,6 +38,7 @@ pub mod explore;
 pub mod freeze;
 pub mod gc;
 pub mod in_place_page;
+pub mod journal_replay;
 pub mod keyspace_drop;
 mod rules;
 pub mod segment_naming;

@@ -240,6 +240,15 @@ pub struct ProtocolRules {
     pub pins_drain_the_window: bool,
     /// W11: a keyspace gets its name when all reserved commits are complete.
     pub publishing_drains_the_window: bool,
+
+    // Replay of the journal (module `journal_replay`, decisions/0039).
+    /// One thread at a time replays a partition.
+    pub a_partition_has_one_thread: bool,
+    /// The first segment that is not read yet may be read although the memory is full, if no piece
+    /// before it is left.
+    pub the_first_unread_segment_has_room: bool,
+    /// After an error, everything before it is still read and replayed.
+    pub errors_wait_for_earlier_records: bool,
 }
 
 impl ProtocolRules {
@@ -325,6 +334,9 @@ impl ProtocolRules {
         freezing_waits_for_checked_commits: true,
         pins_drain_the_window: true,
         publishing_drains_the_window: true,
+        a_partition_has_one_thread: true,
+        the_first_unread_segment_has_room: true,
+        errors_wait_for_earlier_records: true,
     };
 
     /// Returns the protocol: all rules are on.
