@@ -9,7 +9,8 @@
 //! in decisions/0027.
 //!
 //! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027).
-//! [`journal_replay`] models a part of an opening (decisions/0039). In the other models commits hold one lock (decisions/0003).
+//! [`journal_replay`] models a part of an opening (decisions/0039). In the other models commits
+//! hold one lock (decisions/0003).
 //!
 //! Symbols: W is the durable mark, S the target of a sync round, F the floor in ROOT. `visible` is
 //! the last commit of the newest state that readers may see.

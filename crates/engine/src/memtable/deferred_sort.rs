@@ -27,8 +27,7 @@
 //!
 //! ## Costs
 //!
-//! A pending key takes 20 bytes: its place, and the memory for sorting. Each line also has room for
-//! keys to come, up to the number of keys that it has.
+//! A pending key takes 20 bytes, and each line has room for up to as many keys as it has.
 
 use super::arena::ArenaOffset;
 use super::prefix::KeyPrefix;

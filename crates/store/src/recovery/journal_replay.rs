@@ -1,7 +1,6 @@
 //! # Journal replay: the records of the journal on several threads
 //!
-//! Threads verify the segments and sort their records into *partitions*, by the stripes of keys.
-//! Other threads pass the records of each partition to the engines.
+//! Threads verify the segments, and pass their records to the engines by *partitions* of stripes.
 //!
 //! ## Picture
 //!
@@ -23,8 +22,7 @@
 //! ## Threads
 //!
 //! A thread takes the next task: replay a piece of a partition, or else verify a piece. It waits if
-//! there is none, and leaves when no thread has a task. The lock of the state is not held during
-//! a task.
+//! there is none, and leaves when no thread has a task. No task holds the lock of the state.
 //!
 //! ## Costs
 //!
@@ -241,7 +239,7 @@ impl<'a> JournalReplay<'a> {
             is_abandoned: false,
             counts: ReplayCounts::default(),
         };
-        JournalReplay { due, targets, cut, sizes, state: Mutex::new(state), changed: Condvar::new() }
+        JournalReplay { due, targets, cut, sizes, state: Mutex::new(state), changed: Condvar::default() }
     }
 
     /// Replays all records. Returns the first error in the order of the journal (I2).

@@ -46,7 +46,8 @@ fn killed_database(random: &mut TestRandom, checkpoints: bool) -> SimDisk {
             // A few keys are changed often, so that their records are in all segments.
             let most = if random.one_in(3) { 3 } else { KEYS };
             let key = format!("key{}", random.below(most));
-            let len = if random.one_in(20) { 2_000 } else { random.index_below(150) }; // 2,000: a blob
+            // The largest values are blobs.
+            let len = if random.one_in(20) { 2_000 } else { random.index_below(150) };
             match random.one_in(4) {
                 true => batch.remove(keyspace, key),
                 false => batch.insert(keyspace, key, vec![commit.to_le_bytes()[0]; len]),
