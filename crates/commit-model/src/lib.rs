@@ -8,10 +8,9 @@
 //! with its model. [`ProtocolRules`] lists the rules; R1 to R17 are in `docs/commit.md`, W1 to W13
 //! in decisions/0027.
 //!
-//! [`memtable_queue`] models several frozen memtables (decisions/0036).
-//!
-//! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027). In
-//! the other models commits hold one lock (decisions/0003).
+//! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027),
+//! [`memtable_queue`] several frozen memtables (decisions/0036), and [`journal_replay`] a part of an
+//! opening (decisions/0039). In the other models commits hold one lock (decisions/0003).
 //!
 //! Symbols: W is the durable mark, S the target of a sync round, F the floor in ROOT. `visible` is
 //! the last commit of the newest state that readers may see.
@@ -40,6 +39,7 @@ pub mod explore;
 pub mod freeze;
 pub mod gc;
 pub mod in_place_page;
+pub mod journal_replay;
 pub mod keyspace_drop;
 pub mod memtable_queue;
 mod rules;

@@ -250,6 +250,15 @@ pub struct ProtocolRules {
     /// W41: the oldest memtables are flushed first, since replay skips the log up to the newest
     /// commit in files.
     pub memtables_are_flushed_in_order: bool,
+
+    // Replay of the journal (module `journal_replay`, decisions/0039).
+    /// One thread at a time replays a partition.
+    pub a_partition_has_one_thread: bool,
+    /// The first segment that is not read yet may be read although the memory is full, if no piece
+    /// before it is left.
+    pub the_first_unread_segment_has_room: bool,
+    /// After an error, everything before it is still read and replayed.
+    pub errors_wait_for_earlier_records: bool,
 }
 
 impl ProtocolRules {
@@ -338,6 +347,9 @@ impl ProtocolRules {
         checkpoints_wait_for_all_memtables: true,
         queued_memtables_move_no_position: true,
         memtables_are_flushed_in_order: true,
+        a_partition_has_one_thread: true,
+        the_first_unread_segment_has_room: true,
+        errors_wait_for_earlier_records: true,
     };
 
     /// Returns the protocol: all rules are on.

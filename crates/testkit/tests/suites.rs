@@ -30,6 +30,8 @@ mod group_commit_modes;
 mod kill;
 #[path = "crashes/openings.rs"]
 mod openings;
+#[path = "crashes/parallel_openings.rs"]
+mod parallel_openings;
 
 // Damaged files.
 #[path = "damage/corruption.rs"]

@@ -68,10 +68,10 @@ pub trait EngineRecovery: EngineReads {
         let _ = image;
         Err(Error::Unsupported { engine: self.name(), feature: "counts of entries" })
     }
-    /// Replays one record at opening. Records of the journal come in the order of the log, from one
-    /// thread. Records of a store log come in any order, from several threads. The seqs of one key
-    /// are not necessarily ascending, so the engine must compare them. Replaying a record twice
-    /// must change nothing.
+    /// Replays one record at opening. Several threads call this. The journal's records of one key
+    /// come in the order of the log, one after the other. Records of a store log come in any order.
+    /// The seqs of one key are not necessarily ascending, so the engine must compare them.
+    /// Replaying a record twice must change nothing that a reader sees.
     ///
     /// # Errors
     ///

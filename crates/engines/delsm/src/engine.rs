@@ -353,6 +353,22 @@ impl DelsmEngine {
         active.add_to_sum(TABLE_BYTES_SUM, bytes as u64);
     }
 
+    /// Replays a record that no table contains.
+    fn replay_unflushed(&self, record: &ReplayRecord<'_>) {
+        let guard = &epoch::pin();
+        let active = &self.state(guard).memtables.active;
+        let hash = self.keyspace.hash(record.key);
+        let entry = active.find(hash, record.key, guard);
+        if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
+            return;
+        }
+        let version = MemVersion { word: VersionWord::of(&record.content, record.address), seq: record.seq };
+        let place = entry.map_or(0, |entry| entry.place);
+        active.put_unsorted(place, hash, record.key, version, &self.keyspace.context, guard);
+        self.count_table_bytes(active, record.key, &record.content);
+        self.note_waste(active, record.span, place == 0);
+    }
+
     /// Counts the wasted bytes of a record in the journal: a flush makes them superfluous, and no
     /// table needs them. A key that the memtable already has wastes its whole record. A new key of
     /// the memtable wastes the fraction of keys that tables already have.
@@ -620,21 +636,15 @@ impl EngineRecovery for DelsmEngine {
     }
 
     fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
-        if record.seq <= self.work.lock().flushed_seq {
-            return Ok(());
-        }
-        let guard = &epoch::pin();
-        let active = &self.state(guard).memtables.active;
-        let hash = self.keyspace.hash(record.key);
-        let entry = active.find(hash, record.key, guard);
-        if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
-            return Ok(());
-        }
-        let version = MemVersion { word: VersionWord::of(&record.content, record.address), seq: record.seq };
-        let place = entry.map_or(0, |entry| entry.place);
-        active.put_unsorted(place, hash, record.key, version, &self.keyspace.context, guard);
-        self.count_table_bytes(active, record.key, &record.content);
-        self.note_waste(active, record.span, place == 0);
+        self.replay_run(std::slice::from_ref(record))
+    }
+
+    fn replay_run(&self, records: &[ReplayRecord<'_>]) -> Result<()> {
+        let flushed = self.work.lock().flushed_seq;
+        let keys: Vec<_> = records.iter().map(|record| self.hashed_key(record.key)).collect();
+        self.prefetch(&keys, true);
+        let unflushed = records.iter().filter(|record| record.seq > flushed);
+        unflushed.for_each(|record| self.replay_unflushed(record));
         Ok(())
     }
 
