@@ -25,6 +25,13 @@ pub struct SpaceOptions {
     pub memory: Arc<Memory>,
     /// Clock that paces background work and throttling. Default: the clock of the machine.
     pub clock: Arc<dyn Clock>,
+    /// Writes and insertions directly behind the bytes of the one before extend their extent, up
+    /// to its maximum length (paper, section 4.1). Appends of 100 bytes then take 1/1310 of an
+    /// extent each, and 100.2 bytes instead of 112. In return, a checksum of 4 KiB covers several
+    /// writes: a read of one verifies up to 4 KiB, and a damaged byte makes all of them
+    /// unreadable. An extent in the middle of which bytes are removed or overwritten is split
+    /// again, so that removals add extents. Default: true.
+    pub merge_extents: bool,
     /// Starts no threads. Background work is then done by [`crate::FlexSpace::maintain`], and by
     /// writers that depend on it.
     pub inline: bool,
@@ -44,6 +51,7 @@ impl Default for SpaceOptions {
             limit: None,
             memory: Arc::new(Memory::new(u64::MAX)),
             clock: Arc::new(SystemClock),
+            merge_extents: true,
             inline: false,
             fine: false,
             tiny: false,

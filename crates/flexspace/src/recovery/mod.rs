@@ -154,6 +154,7 @@ impl SpaceRecovery<'_> {
         let memory = Arc::clone(&options.memory);
         let mut writer =
             SpaceWriter::new(dir.to_path_buf(), tree, data_files, limit, head.incarnation, seq, mark, memory);
+        writer.merges_extents = options.merge_extents;
         writer.count_live()?;
         writer.log.last_seq = seq;
         writer.log.bytes = log_segments.iter().map(|log_segment| log_segment.end - DATA_START).sum();
