@@ -10,7 +10,7 @@ use sheaf_log::types::{SegmentId, StoreId};
 use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
 use sheaf_platform::error::{Damage, Result};
 
-use crate::extent::Extent;
+use crate::extent::{Extent, MAX_EXTENT};
 use crate::options::GeometryKind;
 use crate::tree::{MAX_LEN, TreeEntry};
 
@@ -121,6 +121,11 @@ impl DoubleSlotState for SpaceHead {
 /// Description of the valid bits of an extent, for errors.
 const VALID_EXTENT: &str = "a hole, or bits of an address and a skip only";
 
+/// Returns the maximum length of an extent.
+fn max_len(extent: Extent) -> u64 {
+    if extent.is_hole() { MAX_LEN } else { MAX_EXTENT - extent.skip() }
+}
+
 fn decode_geometry_kind(r: &mut FieldReader<'_>) -> Result<GeometryKind, Damage> {
     let bits = r.u8()?;
     let bad = || Damage::bad_field("geometry", "standard, tiny or fine", u64::from(bits));
@@ -191,9 +196,9 @@ impl IndexRecord {
                 let bits = r.u64()?;
                 let bad = || Damage::bad_field("extent", VALID_EXTENT, bits);
                 let extent = Extent::from_bits(bits).ok_or_else(bad)?;
-                let len = r.u64()?;
-                if len == 0 || len > MAX_LEN {
-                    return Err(Damage::bad_field("extent length", 1..=MAX_LEN, len));
+                let (len, most) = (r.u64()?, max_len(extent));
+                if len == 0 || len > most {
+                    return Err(Damage::bad_field("extent length", 1..=most, len));
                 }
                 Ok((len, extent))
             })
@@ -287,8 +292,9 @@ pub(crate) fn read_checkpoint(
         let (bits, len) = (number(image)?, number(image)?);
         let bad = || image.invalid_field("extent", VALID_EXTENT.into(), bits);
         let extent = Extent::from_bits(bits).ok_or_else(bad)?;
-        if len == 0 || len > MAX_LEN - total {
-            return Err(image.invalid_field("extent length", (1..=MAX_LEN - total).into(), len));
+        let most = max_len(extent).min(MAX_LEN - total);
+        if len == 0 || len > most {
+            return Err(image.invalid_field("extent length", (1..=most).into(), len));
         }
         total += len;
         each(len, extent);
@@ -314,6 +320,8 @@ mod tests {
         assert_eq!(decode(&bytes), Ok(records));
         assert!(decode(&bytes[..bytes.len() - 1]).is_err());
         assert!(decode(&[9]).is_err());
+        let beyond_chunk = IndexRecord::Insert { at: 0, run: vec![(131_072, Extent::new(8).suffix(1))] };
+        assert!(decode(&encode(&[beyond_chunk])).is_err());
         let head = SpaceHead {
             generation: 1,
             space: StoreId(2),

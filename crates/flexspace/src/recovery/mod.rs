@@ -145,15 +145,18 @@ impl SpaceRecovery<'_> {
         log_segments: &[LogSegment],
         (checkpoint_bytes, healed): (u64, Option<Error>),
     ) -> Result<SharedSpace> {
-        let SpaceRecovery { dir, mut head, data_files, mut tree, seq, mark, .. } = self;
+        let SpaceRecovery { dir, mut head, mut data_files, mut tree, seq, mark, .. } = self;
         let geometry = data_files.geometry;
-        let limit = options.limit.map_or(u64::from(u32::MAX), |bytes| {
-            (bytes / geometry.segment).clamp(geometry.reserve * 3, u64::from(u32::MAX) - 1)
-        });
+        let limit = options
+            .limit
+            .map(|bytes| (bytes / geometry.segment).clamp(geometry.reserve * 3, u64::from(u32::MAX) - 1));
+        data_files.geometry = limit.map_or(geometry, |segments| geometry.with_limit(segments));
+        let limit = limit.unwrap_or(u64::from(u32::MAX));
         let first = tree.publish(seq);
         let memory = Arc::clone(&options.memory);
         let mut writer =
             SpaceWriter::new(dir.to_path_buf(), tree, data_files, limit, head.incarnation, seq, mark, memory);
+        writer.merges_extents = options.merge_extents;
         writer.count_live()?;
         writer.log.last_seq = seq;
         writer.log.bytes = log_segments.iter().map(|log_segment| log_segment.end - DATA_START).sum();
@@ -253,6 +256,22 @@ mod tests {
     use sheaf_sim::SimDisk;
 
     use super::*;
+
+    /// A limit has a documented lower bound. The reserve of a large limit is that of the paper.
+    #[test]
+    fn an_opened_space_has_the_reserve_of_its_limit() {
+        for (limit, segments, reserve) in
+            [(Some(0), 24, 8), (Some(64 << 30), 16_384, 64), (None, u64::from(u32::MAX), 8)]
+        {
+            let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
+            make_dir(&*disk, Path::new("/space")).unwrap();
+            let space = open(disk, Path::new("/space"), SpaceOptions { limit, ..SpaceOptions::default() });
+            let space = space.unwrap();
+            let w = space.writer.lock();
+            assert_eq!((w.allocator.limit, space.geometry.reserve), (segments, reserve));
+            assert_eq!(w.capacity(), (segments - reserve) * (4 << 20) / 32 * 30);
+        }
+    }
 
     #[test]
     fn every_address_belongs_to_a_possible_area() {

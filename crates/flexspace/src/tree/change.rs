@@ -276,6 +276,18 @@ impl<T: TreeItem> ShiftTree<T> {
         }
     }
 
+    /// Extends the entry whose last byte is at `place`, and shifts everything behind it.
+    pub(super) fn extend_entry(&mut self, place: &LeafPath, len: u64) {
+        let leaf = self.leaf_mut(place.leaf);
+        let slot = search(&leaf.starts, place.at);
+        let is_last_byte = leaf.end(slot, place.leaf_len) == place.at + 1;
+        assert!(is_last_byte, "node (I2): an extended entry ends at the position");
+        leaf.shift_after(slot, len);
+        for step in place.steps() {
+            self.inner_mut(step.node).shift_after(step.slot, len);
+        }
+    }
+
     /// Sets the pivot of the first entry below the end of `path`.
     fn update_pivots(&mut self, path: &[PathStep], pivot: T::Pivot) {
         if size_of::<T::Pivot>() == 0 {

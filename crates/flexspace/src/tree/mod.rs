@@ -185,6 +185,21 @@ impl<T: TreeItem> ShiftTree<T> {
         is_new
     }
 
+    /// Inserts `len` bytes at `at` into the entry that ends there. The bytes from `at` on move by
+    /// `len`. At the end of the address space this changes no node.
+    ///
+    /// # Panics
+    ///
+    /// Panics if no entry ends at `at`, `len` is 0, or the result is longer than [`MAX_LEN`].
+    pub fn extend(&mut self, at: u64, len: u64) {
+        assert!(0 < at && at <= self.root.len && len > 0 && len <= MAX_LEN - self.root.len);
+        if at < self.root.len {
+            let place = self.descend(at - 1);
+            self.extend_entry(&place, len);
+        }
+        self.root.len += len;
+    }
+
     /// Removes `len` bytes at `at`. The bytes behind them move to `at`. Calls the closure with
     /// length and item of each removed part, in order.
     ///

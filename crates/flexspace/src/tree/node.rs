@@ -208,6 +208,11 @@ impl<T: TreeItem> LeafNode<T> {
         }
     }
 
+    /// Moves all entries behind entry `slot` by `len`.
+    pub(super) fn shift_after(&mut self, slot: usize, len: u64) {
+        shift(&mut self.starts, slot + 1, self.count, len);
+    }
+
     /// Moves the entries from `mid` on into a new leaf, which is rebased. Returns the leaf and its
     /// offset to this one.
     pub(super) fn split_off(&mut self, mid: usize) -> (u64, LeafNode<T>) {
