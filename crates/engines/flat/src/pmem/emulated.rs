@@ -14,7 +14,8 @@ use sheaf_platform::disk::persistent::{LINE_BYTES, PersistentMemory};
 use sheaf_platform::sync::Mutex;
 
 /// Bytes of a line.
-const LINE: usize = LINE_BYTES as usize;
+const LINE: usize = 64;
+const _: () = assert!(LINE as u64 == LINE_BYTES);
 /// Bytes of a block of the file system.
 const BLOCK: usize = 4096;
 

@@ -24,17 +24,17 @@
 //! No part of this ran on real persistent memory (decisions/0035).
 
 mod disk;
-#[cfg(any(all(test, not(shuttle)), feature = "pmem"))]
+#[cfg(any(test, feature = "pmem"))]
 mod emulated;
-#[cfg(any(all(test, not(shuttle)), feature = "pmem"))]
+#[cfg(any(test, feature = "pmem"))]
 mod emulated_disk;
 mod probe;
 mod range_set;
 
 pub use disk::PmDisk;
-#[cfg(any(all(test, not(shuttle)), feature = "pmem"))]
+#[cfg(any(test, feature = "pmem"))]
 pub use emulated::{EmulatedPmem, UnfencedBytes};
-#[cfg(any(all(test, not(shuttle)), feature = "pmem"))]
+#[cfg(any(test, feature = "pmem"))]
 pub use emulated_disk::EmulatedDisk;
 pub use probe::{PersistenceDomain, PmemSupport, probe};
 pub use sheaf_platform::disk::persistent::{FlushInstruction, LINE_BYTES, PersistenceMode, PersistentMemory};
@@ -50,5 +50,5 @@ pub struct FlushCounts {
     pub file_syncs: u64,
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 mod tests;
