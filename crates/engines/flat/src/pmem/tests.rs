@@ -273,7 +273,7 @@ fn check_after_cut(disk: EmulatedDisk, durable: u64) -> Result<(), String> {
         let puts: Vec<usize> = (0..WORKLOAD).filter(|n| n % 40 == key).collect();
         let found = world.get(&workload_key(key));
         let newest = puts.iter().rposition(|n| (*n as u64) < durable);
-        let is_allowed = |n: &usize| found.as_ref().is_some_and(|value| value[0] == (*n % 251) as u8);
+        let is_allowed = |n: &usize| found.as_ref().is_some_and(|value| usize::from(value[0]) == *n % 251);
         let allowed = &puts[newest.unwrap_or(0)..];
         let is_right = allowed.iter().any(is_allowed) || newest.is_none() && found.is_none();
         if !is_right {
