@@ -12,7 +12,7 @@ fn value(n: u32, round: u32) -> Vec<u8> {
         1 => 5_000_000,
         rest => 20 * rest as usize,
     };
-    vec![u8::try_from((n + round) % 251).unwrap(); len]
+    vec![(n + round).to_le_bytes()[0]; len]
 }
 
 /// Every engine, with background threads, checkpoints and a low limit of descriptors. Other
