@@ -64,6 +64,7 @@ pub use sheaf_engine::contract::{Capabilities, EngineStats};
 pub use sheaf_engine::workload::{Latency, LengthStats, Skewness, WorkloadStats};
 pub use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 pub use sheaf_log::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
+pub use sheaf_platform::disk::persistent::PersistenceMode;
 pub use sheaf_platform::disk::{DescriptorStats, Permissions};
 pub use sheaf_platform::error::{Damage, Error, Expected, IoOp, LockConflict, PoisonCause, Result};
 pub use sheaf_store::{

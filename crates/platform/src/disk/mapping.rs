@@ -9,8 +9,8 @@
 //!    [`FileMapping::new`] to the drop, except in a forked child, where it does not exist.
 //! 2. No access leaves `[0, len)`, and none happens unless the registration is intact. After a
 //!    fault ([`super::sigbus`]) or in a forked child, every call answers "not mapped".
-//! 3. Rust stores into the mapping at one place, [`FileMapping::store`]. Several threads may do so
-//!    at once, each to bytes of its own: its caller guarantees that. The caller of
+//! 3. Rust stores into the mapping at one place, [`FileMapping::store_to_blocks`]. Several threads
+//!    may do so at once, each to bytes of its own: its caller guarantees that. The caller of
 //!    [`FileMapping::slice`] guarantees that these bytes are not borrowed. Hence no store races
 //!    with a Rust access. Writes of the kernel (`pwrite` on the same file) are not Rust accesses;
 //!    slices exclude them likewise.
@@ -29,10 +29,12 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, munmap};
 
 use super::descriptors::FileHandle;
 use super::sigbus::MappingRegistration;
+use super::write_back::FlushInstruction;
 use crate::fork::ForkGuard;
 
 /// Pages per `mincore` call.
@@ -88,6 +90,17 @@ impl FileMapping {
     /// Maps `[0, len)` of `fd`, which must be at least that long. Fails if `len` is 0, if the
     /// system refuses, or if there are too many mappings.
     pub(super) fn new(fd: BorrowedFd<'_>, len: u64, is_writable: bool) -> io::Result<FileMapping> {
+        FileMapping::with_flags(fd, len, is_writable, MapFlags::SHARED)
+    }
+
+    /// Like [`FileMapping::new`], with the flags of a shared mapping. The file may be shorter than
+    /// `len`, as long as no access reaches behind its end.
+    pub(super) fn with_flags(
+        fd: BorrowedFd<'_>,
+        len: u64,
+        is_writable: bool,
+        flags: MapFlags,
+    ) -> io::Result<FileMapping> {
         let page_size = rustix::param::page_size();
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let span = len
@@ -98,7 +111,7 @@ impl FileMapping {
             true => ProtFlags::READ | ProtFlags::WRITE,
             false => ProtFlags::READ,
         };
-        let region = MappedRegion::new(fd, span, protection)?;
+        let region = MappedRegion::new(fd, span, protection, flags)?;
         // After a failure a forked child has an extra mapping, which it never uses (invariant 2).
         let _ = region.advise(0..span, Advice::LinuxDontFork);
         let registration = MappingRegistration::new(region.base.addr().get(), span);
@@ -191,12 +204,23 @@ impl FileMapping {
         if !handle.takes_stores() || !self.is_resident(offset, bytes.len()) {
             return StoreOutcome::NotResident;
         }
-        let Some(target) = self.start_of(offset, bytes.len()) else {
+        // SAFETY:
+        // * The caller promises that there is no other access.
+        unsafe { self.store_to_blocks(offset, bytes) }
+    }
+
+    /// Copies `bytes` to `offset`, where the file must have blocks. Pages that are not resident
+    /// are faulted in.
+    ///
+    /// # Safety
+    ///
+    /// * No other thread may store to the range or read it during the call.
+    pub(super) unsafe fn store_to_blocks(&self, offset: u64, bytes: &[u8]) -> StoreOutcome {
+        let Some(target) = self.start_of(offset, bytes.len()).filter(|_| self.is_writable) else {
             return StoreOutcome::NotResident;
         };
         // SAFETY:
-        // * `target` is in bounds for `bytes.len()` and mapped for writing: only writable mappings
-        //   have resident pages.
+        // * `target` is in bounds for `bytes.len()` and mapped for writing, as checked.
         // * The caller promises that there is no other access. A slice over these bytes would break
         //   the promise of its own caller (invariant 3). Hence `bytes` is outside of the mapping.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
@@ -204,6 +228,50 @@ impl FileMapping {
             true => StoreOutcome::Stored,
             false => StoreOutcome::Lost,
         }
+    }
+
+    /// Starts to write back the cache lines that contain `range`. Returns false if the range is not
+    /// mapped or the mapping broke.
+    ///
+    /// # Safety
+    ///
+    /// * The processor must have the instruction.
+    pub(super) unsafe fn write_lines_back(&self, range: Range<u64>, instruction: FlushInstruction) -> bool {
+        let Some((start, len)) = self.address_of(&range) else { return false };
+        // SAFETY:
+        // * The caller promises the instruction. The range is in bounds and mapped, and a line does
+        //   not cross the page that it begins in.
+        unsafe { instruction.write_back(start.cast_const()..start.cast_const().wrapping_add(len)) };
+        self.registration.is_intact_after_stores()
+    }
+
+    /// Makes the pages with bytes of `range` durable by `msync`.
+    pub(super) fn msync(&self, range: Range<u64>) -> io::Result<()> {
+        let (start, len) = self.address_of(&range).ok_or(Errno::IO)?;
+        let before = start.addr() % rustix::param::page_size();
+        // SAFETY:
+        // * The pages from that of `start` on belong to this mapping (invariant 1). The call
+        //   changes no bytes.
+        unsafe { msync(start.wrapping_sub(before).cast(), before + len, MsyncFlags::SYNC) }?;
+        match self.registration.is_intact_after_stores() {
+            true => Ok(()),
+            false => Err(Errno::IO.into()),
+        }
+    }
+
+    /// Makes the whole pages of `range` writable, which must have blocks. A hint.
+    pub(super) fn prepare_blocks(&self, range: Range<u64>) {
+        let (first, end) = (range.start.div_ceil(self.page_size), range.end / self.page_size);
+        if first < end && self.can_populate(range.start, range.end) {
+            // Refused advice only costs time.
+            let _ = self.region.advise(self.bytes_of(first)..self.bytes_of(end), Advice::LinuxPopulateWrite);
+        }
+    }
+
+    /// Returns address and length of `range`, like [`FileMapping::start_of`].
+    fn address_of(&self, range: &Range<u64>) -> Option<(*mut u8, usize)> {
+        let len = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
+        Some((self.start_of(range.start, len)?, len))
     }
 
     /// Returns whether `[from, to)` can be made resident: it must lie in a writable, intact
@@ -366,11 +434,16 @@ pub(super) fn is_synchronous(fd: BorrowedFd<'_>) -> bool {
 }
 
 impl MappedRegion {
-    fn new(fd: BorrowedFd<'_>, span: usize, protection: ProtFlags) -> io::Result<MappedRegion> {
+    fn new(
+        fd: BorrowedFd<'_>,
+        span: usize,
+        protection: ProtFlags,
+        flags: MapFlags,
+    ) -> io::Result<MappedRegion> {
         let anywhere = ptr::null_mut();
         // SAFETY:
         // * The kernel chooses the address, so no existing memory is affected.
-        let base = unsafe { mmap(anywhere, span, protection, MapFlags::SHARED, fd, 0) }?;
+        let base = unsafe { mmap(anywhere, span, protection, flags, fd, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let owner = ForkGuard::new();
         Ok(MappedRegion { base, span, owner })

@@ -26,10 +26,12 @@ mod flock;
 pub mod lock_holder;
 mod mapping;
 mod permissions;
+pub mod persistent;
 pub mod real;
 #[cfg(test)]
 pub(crate) mod scratch;
 mod sigbus;
+mod write_back;
 
 use std::fmt;
 use std::io;
@@ -37,6 +39,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use persistent::{PersistenceMode, PersistentMemory};
+
+pub use descriptors::FileIdentity;
 pub use permissions::Permissions;
 
 use crate::error::{Error, IoContext, IoOp, Result};
@@ -520,6 +525,21 @@ pub trait File: fmt::Debug + Send + Sync {
         self.sync()
     }
 
+    /// Returns the identity of the file: two open files with the same one are the same file. `None`
+    /// if the disk has none.
+    fn identity(&self) -> Option<FileIdentity> {
+        None
+    }
+    /// Maps `[0, len)` for stores that become durable by explicit calls. The file may be shorter.
+    /// Stores through the mapping are no writes of this file: [`File::sync`] need not cover them.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported`, or EOPNOTSUPP, if the disk or the file system has no such mappings.
+    fn map_persistent(&self, len: u64, mode: PersistenceMode) -> io::Result<Arc<dyn PersistentMemory>> {
+        let _ = (len, mode);
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Maps `[0, len)` if the implementation can. The default does nothing. The file must be at
     /// least `len` bytes long and must not shrink below that afterwards.
     fn map(&self, len: u64) {

@@ -62,7 +62,8 @@ pub const REAL: &[TestSetting] = &[REAL_INLINE, REAL_TINY, REAL_NORMAL];
 pub fn run_promise(subject: &TestSubject, name: &str, settings: &[TestSetting], promise: fn(&Fixture)) {
     // Geometries with chosen options run in the cheapest setting only.
     let settings = if subject.chosen_options.is_empty() { settings } else { &settings[..1] };
-    for setting in settings {
+    let is_run = |setting: &&TestSetting| !subject.is_persistent || setting.disk_kind == DiskKind::Real;
+    for setting in settings.iter().filter(is_run) {
         let _told = FailureContext { context: format!("{name}: {} on {setting:?}", subject.name) };
         promise(&Fixture::new(subject, *setting));
     }

@@ -123,6 +123,11 @@ impl FileHandle {
         Some(DescriptorPin(self))
     }
 
+    /// Returns the identity of the file.
+    pub(in crate::disk) fn identity(&self) -> FileIdentity {
+        self.identity
+    }
+
     /// Returns the inode number.
     pub fn inode(&self) -> u64 {
         self.identity.inode

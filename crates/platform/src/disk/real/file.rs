@@ -22,8 +22,9 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::transfer::{read_whole, retry_interrupted, sync_range, write_whole};
 use super::{open_fd, sync};
-use crate::disk::descriptors::{DescriptorPin, FileHandle, OwnedHandle, SyncMarks};
+use crate::disk::descriptors::{DescriptorPin, FileHandle, FileIdentity, OwnedHandle, SyncMarks};
 use crate::disk::mapping::{FileMapping, StoreOutcome};
+use crate::disk::persistent::{PersistenceMode, PersistentMapping, PersistentMemory};
 use crate::disk::{File, OpenMode, PAGE, for_each_zero_chunk, write_zeros};
 use crate::error::Error;
 
@@ -203,6 +204,15 @@ impl File for RealFile {
             ),
             None => self.sync(),
         }
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        Some(self.handle.identity())
+    }
+
+    fn map_persistent(&self, len: u64, mode: PersistenceMode) -> io::Result<Arc<dyn PersistentMemory>> {
+        let pin = self.handle.pin()?;
+        Ok(Arc::new(PersistentMapping::new(fd_of(&pin), len, mode)?))
     }
 
     fn map(&self, len: u64) {
