@@ -9,7 +9,7 @@
 //! in decisions/0027.
 //!
 //! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027),
-//! [`memtable_queue`] several frozen memtables (decisions/0036), and [`journal_replay`] a part of an
+//! [`memtable_queue`] several frozen memtables (decisions/0036), [`journal_replay`] a part of an
 //! opening (decisions/0039). In the other models commits hold one lock (decisions/0003).
 //!
 //! Symbols: W is the durable mark, S the target of a sync round, F the floor in ROOT. `visible` is

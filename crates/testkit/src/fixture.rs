@@ -145,10 +145,10 @@ impl TestSubject {
         }
     }
 
-    /// DeLSM with fewer and larger levels, and one frozen memtable.
+    /// DeLSM with fewer and larger levels, and three frozen memtables.
     #[must_use]
     pub fn delsm_steep() -> TestSubject {
-        let chosen = &[("level-factor", 4), ("frozen-memtables", 1)];
+        let chosen = &[("level-factor", 4), ("frozen-memtables", 3)];
         TestSubject { name: "delsm-steep", chosen_options: chosen, ..TestSubject::delsm() }
     }
 

@@ -35,7 +35,7 @@ const FROZEN_MEMTABLES: OptionSpec = OptionSpec {
     min: 1,
     max: 4, // with the active one they use 5/6 of the budget
     domain: OptionDomain::Any,
-    default: 3,
+    default: 1,
     help: "maximum memtables that wait for the flush, each up to 1/6 of the memory budget",
 };
 /// Options that the user may set.
@@ -115,7 +115,7 @@ impl Sizes {
                 max_packed_bytes: 256,
                 max_memtable_files: 6,
                 max_memtable_file_bytes: 1 << 20,
-                max_frozen: 3,
+                max_frozen: 1,
                 least_waste: 8 << 10,
                 min_idle_keys: 4,
                 idle_samples: 3,
@@ -141,7 +141,7 @@ impl Sizes {
                 max_packed_bytes: 8 << 10,
                 max_memtable_files: 32 << 10,
                 max_memtable_file_bytes: 512 << 20,
-                max_frozen: 3,
+                max_frozen: 1,
                 least_waste: 32 << 20,
                 min_idle_keys: 64,
                 idle_samples: 8,

@@ -1,5 +1,5 @@
-//! Frozen memtables of `delsm` that wait for the flush: readers see all of them, a crash loses none,
-//! and the journal stays until the oldest is flushed.
+//! Frozen memtables of `delsm` that wait for the flush: readers see all of them, a crash loses
+//! none, and the journal stays until the oldest is flushed.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -64,7 +64,7 @@ fn check(keyspace: &Keyspace, pairs: &Pairs, place: &str) {
     }
 }
 
-/// Cuts the power, with everything written so far on the disk, and compares what is recovered. A
+/// Cuts the power, with everything written so far on the disk, and compares the recovered pairs. A
 /// journal that was freed too early is missing there.
 fn check_after_crash(fixture: &Fixture, pairs: &Pairs, place: &str) {
     let disk = fixture.sim_disk().unwrap().power_cut(&KeepChoice::All);
