@@ -96,8 +96,8 @@ pub trait EngineCheckpoint: EngineInfo {
         let _ = (views, durable_seq);
         Ok(false)
     }
-    /// Returns true if all data of [`EngineCheckpoint::freeze`] is flushed and no thread flushes it,
-    /// so that the image can be saved. Data of [`EngineCheckpoint::freeze_more`] does not count.
+    /// Returns true if all data of [`EngineCheckpoint::freeze`] is flushed, and no thread flushes
+    /// it, so that the image can be saved. Excludes data of [`EngineCheckpoint::freeze_more`].
     fn is_flushed(&self) -> bool {
         true
     }

@@ -411,10 +411,16 @@ impl<'a> ModelRunner<'a> {
         let ks = self.space(space);
         let popped = if back { ks.pop_last() } else { ks.pop_first() };
         if !self.is_ordered(space) {
-            return match popped {
-                Err(Error::Unsupported { .. }) => Ok(()),
-                other => Err(format!("a pop of an unordered engine answers {other:?}")),
-            };
+            if !matches!(popped, Err(Error::Unsupported { .. })) {
+                return Err(format!("a pop of an unordered engine answers {popped:?}"));
+            }
+            // All engines must have the same pairs after the step.
+            let map = self.map(space);
+            let key = if back { map.keys().next_back() } else { map.keys().next() };
+            let Some(key) = key.cloned() else { return Ok(()) };
+            expect_ok("remove", self.space(space).remove(&key))?;
+            self.map(space).remove(&key);
+            return Ok(());
         }
         let popped = expect_ok("pop", popped)?.map(|(key, value)| (key.to_vec(), Arc::from(&*value)));
         let map = self.map(space);
