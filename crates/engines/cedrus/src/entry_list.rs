@@ -332,9 +332,9 @@ mod tests {
     use crate::shape::MAX_HASH_BITS;
 
     fn entry(n: u32, bits: u32, omitted_bytes: u32) -> TrieEntry {
-        let hash = u64::from(n.wrapping_mul(0x9E37_79B9)) << 8 | u64::from(n * 7 & 0xFF);
+        let hash = (u64::from(n.wrapping_mul(0x9E37_79B9)) << 8) | u64::from((n * 7) & 0xFF);
         let hash = hash & (u64::MAX >> (24 + bits));
-        let [tail, path @ .., _, _, _] = (hash >> (8 * omitted_bytes) << (8 * omitted_bytes)).to_le_bytes();
+        let [tail, path @ .., _, _, _] = ((hash >> (8 * omitted_bytes)) << (8 * omitted_bytes)).to_le_bytes();
         let address = Address::from_bits((u64::from(n) * 0x1_2345 + 1) & ADDRESS_MASK);
         TrieEntry::new(KeyHash { path: u32::from_le_bytes(path), tail }, address)
     }

@@ -1,7 +1,7 @@
 //! # Persistent memory: files that are stored to through a mapping
 //!
 //! [`PersistentMemory`] is the mapping of one file in which a program decides itself when bytes are
-//! durable. [`PersistentMapping`] is that of a real file. The emulation of tests is in the crate
+//! durable. `PersistentMapping` is that of a real file. The emulation of tests is in the crate
 //! `sheaf-flat` (`pmem`).
 //!
 //! ## Invariants
@@ -10,7 +10,7 @@
 //!    file system makes the location of its block durable. A line that was written back and fenced
 //!    is therefore found after a power cut, without a sync of the file.
 //! 2. Bytes are stored only where the file has blocks, inside its length. The caller promises that.
-//!    If a store faults nevertheless, [`super::sigbus`] replaces the page, and the store, the flush
+//!    If a store faults nevertheless, `sigbus` replaces the page, and the store, the flush
 //!    or the fence after it returns an error.
 //!
 //! ## Threads

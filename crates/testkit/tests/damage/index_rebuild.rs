@@ -226,7 +226,7 @@ fn a_crash_during_a_rebuild_leaves_the_old_state_or_the_new_one() {
     let running = sim.fork();
     let kept = Arc::clone(&cuts);
     running.set_hook(Some(Arc::new(move |disk: &SimDisk| {
-        if (disk.ops() - start) % 7 == 0 {
+        if (disk.ops() - start).is_multiple_of(7) {
             kept.lock().unwrap().push(disk.power_cut(&KeepChoice::None));
         }
     })));

@@ -49,7 +49,7 @@ use super::range_set::RangeSet;
 /// Smallest number of remembered files at which those that are closed are forgotten.
 const MIN_FORGET: usize = 64;
 
-/// Disk with files in persistent memory; see the [module](self).
+/// Disk with files in persistent memory. A sync writes back the stored lines of a file.
 #[derive(Clone, Debug)]
 pub struct PmDisk {
     inner: Arc<dyn Disk>,

@@ -575,8 +575,7 @@ mod tests {
     #[test]
     fn restarts_that_start_no_key_are_damage() {
         let list = open(&written(false)).unwrap();
-        let mut content = Vec::new();
-        list.with_block(0, |bytes| Ok(content.extend_from_slice(bytes))).unwrap();
+        let content = list.with_block(0, |bytes| Ok(bytes.to_vec())).unwrap();
         let count = u32_at(&content, content.len() - RESTART_BYTES) as usize;
         assert!(count > 3, "{count} restarts");
         let first = content.len() - RESTART_BYTES * (count + 1);
