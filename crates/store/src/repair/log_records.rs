@@ -360,6 +360,9 @@ impl<'a> LogRecords<'a> {
             let is_doubtful =
                 !is_proven || self.opened.is_doubtful_in_log(&self.opened.sources[at], &key, Some(seq));
             self.put_pair(out, at, (&key, seq), &record.content, is_doubtful)?;
+            if is_proven {
+                out.found_lost_entry(at);
+            }
         }
         Ok(())
     }
