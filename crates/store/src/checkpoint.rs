@@ -338,11 +338,8 @@ impl Store {
     /// position of the checkpoint stays: the log behind it has these commits until the next
     /// checkpoint (decisions/0036). The caller must hold no stripe.
     pub(crate) fn freeze_full_memtables(&self) {
-        let full = |k: &Arc<KeyspaceState>| {
-            k.log() == LogId::Journal && k.engine().is_ok_and(|engine| engine.wants_freeze())
-        };
-        let mut keyspaces = self.catalog.all();
-        keyspaces.retain(full);
+        let mut keyspaces = self.keyspaces_of(self.log(LogId::Journal));
+        keyspaces.retain(|keyspace| keyspace.engine().is_ok_and(|engine| engine.wants_freeze()));
         if !keyspaces.is_empty() {
             let _alone = self.pipeline.stripes.lock_exclusive();
             keyspaces.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.freeze_more());

@@ -6,22 +6,24 @@
 //! state finds all data.
 //!
 //! ```text
-//!  active ──freeze──> [queued ... ] ──> frozen ──flushed──> freed
+//!  active ──freeze──> [frozen ... ] ──flushed──> freed
 //!                      newest  oldest
 //! ```
 //!
 //! The pending checkpoint *covers* the oldest frozen memtables: those that were frozen when it
 //! began. The journal before its position is freed when all of these are flushed. Memtables that
-//! are frozen later wait for the next checkpoint. An engine with one frozen memtable has no queue.
+//! are frozen later wait for the next checkpoint.
 //!
 //! ## Invariants
 //!
 //! 1. In every published state a pair is in the memtables, in the files of that state, or in both.
 //! 2. The number of each memtable is the number of the previous one plus one.
-//! 3. Memtables leave the queue in the order in which they were frozen. The covered ones are the
-//!    oldest. A queue without a frozen memtable before it does not exist.
+//! 3. Memtables are flushed in the order in which they were frozen. The covered ones are the
+//!    oldest.
 
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::{Memtable, MemtableVersion};
 use crate::contract::EngineOp;
@@ -74,22 +76,15 @@ impl MemtableLayer for Memtable {
 pub struct Memtables<M = Memtable> {
     /// Memtable that takes commits.
     pub active: Arc<M>,
-    /// Oldest memtable that is not completely flushed yet. The next flush takes it.
-    pub frozen: Option<Arc<M>>,
-    /// Memtables that were frozen after `frozen`, oldest first.
-    queued: Vec<Arc<M>>,
+    /// Memtables that are not completely flushed yet, oldest first. Most engines have at most one.
+    frozen: SmallVec<[Arc<M>; 1]>,
     /// Number of the oldest frozen memtables that the pending checkpoint covers.
     covered: usize,
 }
 
 impl<M> Clone for Memtables<M> {
     fn clone(&self) -> Memtables<M> {
-        Memtables {
-            active: Arc::clone(&self.active),
-            frozen: self.frozen.clone(),
-            queued: self.queued.clone(),
-            covered: self.covered,
-        }
+        Memtables { active: Arc::clone(&self.active), frozen: self.frozen.clone(), covered: self.covered }
     }
 }
 
@@ -97,24 +92,27 @@ impl<M: MemtableLayer> Memtables<M> {
     /// Returns the memtables of a new keyspace.
     #[must_use]
     pub fn new(first: M) -> Memtables<M> {
-        Memtables { active: Arc::new(first), frozen: None, queued: Vec::new(), covered: 0 }
+        Memtables { active: Arc::new(first), frozen: SmallVec::new(), covered: 0 }
     }
 
     /// Returns the memtables, newest first.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &Arc<M>> {
-        std::iter::once(&self.active).chain(self.queued.iter().rev()).chain(&self.frozen)
+        std::iter::once(&self.active).chain(self.frozen.iter().rev())
     }
 
-    /// Returns the frozen memtables, oldest first.
-    pub fn frozen_oldest_first(&self) -> impl Iterator<Item = &Arc<M>> {
-        self.frozen.iter().chain(&self.queued)
-    }
-
-    /// Returns the number of frozen memtables.
+    /// Returns the frozen memtables, oldest first. They are not completely flushed yet.
+    #[inline]
     #[must_use]
-    pub fn frozen_count(&self) -> usize {
-        usize::from(self.frozen.is_some()) + self.queued.len()
+    pub fn all_frozen(&self) -> &[Arc<M>] {
+        &self.frozen
+    }
+
+    /// Returns the oldest frozen memtable. The next flush takes it.
+    #[inline]
+    #[must_use]
+    pub fn frozen(&self) -> Option<&Arc<M>> {
+        self.frozen.first()
     }
 
     /// Returns the number of frozen memtables that the pending checkpoint covers. They are the
@@ -149,7 +147,7 @@ impl<M: MemtableLayer> Memtables<M> {
     /// Returns true if there is something to freeze and fewer than `max_frozen` memtables are
     /// frozen.
     pub fn can_queue(&self, max_frozen: usize) -> bool {
-        !self.active.is_empty() && self.frozen_count() < max_frozen
+        !self.active.is_empty() && self.frozen.len() < max_frozen
     }
 
     /// Freezes the active memtable. A new one takes the commits. The pending checkpoint does not
@@ -158,12 +156,9 @@ impl<M: MemtableLayer> Memtables<M> {
     pub fn freeze(&self, tiny: bool, guard: &Guard) -> Memtables<M> {
         let mut next = self.clone();
         next.active = Arc::new(self.active.next(tiny, guard));
-        match next.frozen {
-            None => next.frozen = Some(Arc::clone(&self.active)),
-            Some(_) => next.queued.push(Arc::clone(&self.active)),
-        }
+        next.frozen.push(Arc::clone(&self.active));
         assert!(
-            next.frozen_count() == self.frozen_count() + 1,
+            next.frozen.len() == self.frozen.len() + 1,
             "memtables (I1): a frozen memtable leaves the state only when flushed"
         );
         next
@@ -172,7 +167,7 @@ impl<M: MemtableLayer> Memtables<M> {
     /// Returns these memtables for a checkpoint that begins now: it covers all frozen ones.
     #[must_use]
     pub fn covered(&self) -> Memtables<M> {
-        Memtables { covered: self.frozen_count(), ..self.clone() }
+        Memtables { covered: self.frozen.len(), ..self.clone() }
     }
 
     /// Returns the memtables without the oldest frozen one if `is_below`, that is, if the files of
@@ -186,17 +181,12 @@ impl<M: MemtableLayer> Memtables<M> {
     /// must contain them.
     #[must_use]
     pub fn without_oldest(&self, count: usize) -> Memtables<M> {
-        let mut left = self.frozen_oldest_first().skip(count).cloned();
         let next = Memtables {
             active: Arc::clone(&self.active),
-            frozen: left.next(),
-            queued: left.collect(),
+            frozen: self.frozen.iter().skip(count).cloned().collect(),
             covered: self.covered.saturating_sub(count),
         };
-        assert!(
-            next.frozen.is_some() || next.queued.is_empty(),
-            "memtables (I3): the frozen memtable is the oldest"
-        );
+        assert!(next.covered <= next.frozen.len(), "memtables (I3): the covered memtables are frozen");
         next
     }
 
@@ -304,13 +294,13 @@ mod tests {
             assert_eq!(seq_of(&now, b"a", Seq(at)), Some(at));
         }
         assert_eq!(seq_of(&now, &[1], Seq::LATEST), Some(1), "only the oldest has it");
-        let oldest: Vec<u32> = now.frozen_oldest_first().map(|m| m.number).collect();
+        let oldest: Vec<u32> = now.all_frozen().iter().map(|m| m.number).collect();
         assert_eq!(oldest, [1, 2, 3]);
         now = now.without_oldest(2);
-        assert_eq!((numbers(&now), now.frozen_count()), (vec![4, 3], 1));
+        assert_eq!((numbers(&now), now.all_frozen().len()), (vec![4, 3], 1));
         assert_eq!((seq_of(&now, &[2], Seq::LATEST), seq_of(&now, &[3], Seq::LATEST)), (None, Some(3)));
         now = now.without_flushed(true);
-        assert_eq!((numbers(&now), now.frozen.is_none()), (vec![4], true));
+        assert_eq!((numbers(&now), now.frozen().is_none()), (vec![4], true));
     }
 
     #[test]
@@ -321,10 +311,10 @@ mod tests {
         now = now.covered();
         add(&now, b"b", 3);
         now = now.freeze(true, guard);
-        assert_eq!((now.covered_count(), now.frozen_count()), (2, 3), "the third came later");
+        assert_eq!((now.covered_count(), now.all_frozen().len()), (2, 3), "the third came later");
         now = now.without_oldest(1);
         assert_eq!(now.covered_count(), 1, "the older one still waits");
         now = now.without_oldest(1);
-        assert_eq!((now.covered_count(), now.frozen_count()), (0, 1));
+        assert_eq!((now.covered_count(), now.all_frozen().len()), (0, 1));
     }
 }

@@ -5,7 +5,7 @@
 //! records the first change that failed.
 
 use sheaf_engine::read_ahead::request_absent;
-use sheaf_log::segment::Address;
+use sheaf_log::segment::{Address, FIRST_READ};
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::atomic::Ordering;
@@ -32,8 +32,6 @@ const TINY_MAX_RESIDENT_PAGES: u64 = 24;
 
 /// Bytes of a page of the kernel. Only the cost of a look-up depends on it.
 const KERNEL_PAGE: u64 = 4096;
-/// Bytes from the start of a record that `SegmentTable::will_need` requests.
-const REQUEST_BYTES: u64 = 512;
 
 /// Addresses of the records of a batch of keys.
 type FoundBatch = SmallVec<[Address; 32]>;
@@ -127,7 +125,7 @@ impl CedrusEngine {
     /// request for a record in one page would not be earlier than the read of the record.
     #[inline]
     pub(crate) fn request_both_pages(&self, address: Address, guard: &Guard) {
-        if address.offset() % KERNEL_PAGE > KERNEL_PAGE - REQUEST_BYTES {
+        if address.offset() % KERNEL_PAGE > KERNEL_PAGE - FIRST_READ as u64 {
             request_absent(&[address], (&self.context.segments, guard), |address| Some(*address));
         }
     }

@@ -158,7 +158,7 @@ impl DelsmEngine {
     /// Publishes `version`. It contains the content of the `flushed` oldest frozen memtables.
     pub(crate) fn publish_version(&self, version: Version, flushed: usize) {
         let guard = &epoch::pin();
-        for memtable in self.state(guard).memtables.frozen_oldest_first().take(flushed) {
+        for memtable in self.state(guard).memtables.all_frozen().iter().take(flushed) {
             memtable.uncount_memory(&self.keyspace.context.memory);
             self.frozen_table_bytes.fetch_sub(memtable.sum(TABLE_BYTES_SUM), Ordering::Relaxed);
             self.wasted_bytes.fetch_sub(memtable.sum(WASTE), Ordering::Relaxed);
@@ -203,8 +203,8 @@ impl DelsmEngine {
     /// more merges, and no version that another one supersedes is written.
     pub(crate) fn memtables_to_flush(&self, certain: Seq) -> Vec<Arc<Memtable>> {
         let guard = &epoch::pin();
-        let frozen = self.state(guard).memtables.frozen_oldest_first();
-        frozen.take_while(|memtable| memtable.newest() <= certain).cloned().collect()
+        let frozen = self.state(guard).memtables.all_frozen();
+        frozen.iter().take_while(|memtable| memtable.newest() <= certain).cloned().collect()
     }
 
     /// Calls `with` with the version of `key` that is visible at `at` in `state`. The result from a
@@ -589,7 +589,7 @@ impl EnginePressure for DelsmEngine {
         // not examined again and again.
         let (looked, looks) = (rest.saturating_add(1), self.sizes.idle_samples);
         let is_turn = looked.is_multiple_of(looks) && (looked / looks).is_power_of_two();
-        state.memtables.frozen.is_some()
+        state.memtables.frozen().is_some()
             || self.is_full(active)
             || active.sum(WASTE) > self.most_waste()
             || (active.count() >= self.sizes.min_idle_keys && rest >= looks)
@@ -604,12 +604,12 @@ impl EnginePressure for DelsmEngine {
     fn pressure_percent(&self) -> u64 {
         let guard = &epoch::pin();
         let memtables = &self.state(guard).memtables;
-        if memtables.frozen.is_none() {
+        if memtables.frozen().is_none() {
             return 0;
         }
         let waste = self.wasted_bytes.load(Ordering::Relaxed).saturating_add(memtables.active.sum(WASTE));
         let of_waste = waste.saturating_mul(DUE_PRESSURE_PERCENT) / self.most_waste().max(1);
-        if memtables.frozen_count() < self.sizes.max_frozen {
+        if memtables.all_frozen().len() < self.sizes.max_frozen {
             return of_waste;
         }
         let most = self.full_memtable_bytes().saturating_mul(MEMTABLES_IN_BUDGET);

@@ -519,7 +519,7 @@ impl EngineCheckpoint for KreonEngine {
     }
 
     fn is_flushed(&self) -> bool {
-        self.state(&epoch::pin()).memtables.frozen.is_none()
+        self.state(&epoch::pin()).memtables.frozen().is_none()
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -566,7 +566,7 @@ impl EnginePressure for KreonEngine {
     fn pressure_percent(&self) -> u64 {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        match state.memtables.frozen {
+        match state.memtables.frozen() {
             Some(_) => (state.memtables.active.bytes() * 100).checked_div(self.memtable_limit()).unwrap_or(0),
             None => 0,
         }

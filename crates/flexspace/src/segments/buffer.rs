@@ -54,7 +54,7 @@ pub(crate) struct SegmentBuffer {
 pub(crate) enum BufferedBytes<'a> {
     /// Sealed blocks, with their headers.
     Blocks(&'a [u8]),
-    /// Body of the open block, and possibly bytes behind it if it was sealed meanwhile.
+    /// Body of the open block, and possibly bytes behind it if it was sealed since.
     Body(&'a [u8]),
 }
 

@@ -14,7 +14,7 @@ use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 /// Number of bytes that the first read of an unmapped frame fetches. Most frames are not longer.
-pub(super) const FIRST_READ: usize = 512;
+pub const FIRST_READ: usize = 512;
 
 /// A decoded frame.
 #[derive(Debug)]

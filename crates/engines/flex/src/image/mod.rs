@@ -137,7 +137,7 @@ impl FlexEngine {
     /// them. Like a flush, it drops superseded versions that no view needs.
     fn copy_frozen(&self, state: &EngineState, views: &Views, guard: &Guard) -> Result<RetainedRecords> {
         let mut retained = RetainedRecords::default();
-        let Some(memtable) = &state.memtables.frozen else { return Ok(retained) };
+        let Some(memtable) = state.memtables.frozen() else { return Ok(retained) };
         let mut places = Vec::new();
         memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
         for place in places {
@@ -182,7 +182,7 @@ impl FlexEngine {
     pub(crate) fn unfreeze_retained(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let Some(frozen) = &state.memtables.frozen else { return };
+        let Some(frozen) = state.memtables.frozen() else { return };
         let retained = std::mem::take(&mut self.table.lock().retained);
         for RetainedRecord { key, versions } in retained.keys {
             self.insert_copied(&state.memtables.active, &key, &versions, guard);
