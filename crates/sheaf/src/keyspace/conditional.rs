@@ -4,7 +4,6 @@
 //! [`Keyspace::update`] does. If the key changed in between, the call starts again.
 
 use super::Keyspace;
-use super::update::SwapOutcome;
 #[cfg(doc)]
 use crate::Error;
 use crate::{Result, Value};
@@ -27,25 +26,20 @@ impl Keyspace {
     /// Returns the [read errors](Keyspace#read-errors) and [write errors](Keyspace#write-errors).
     pub fn insert_if_absent(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let (sample, key, value) = (self.store().sample(), key.as_ref(), value.as_ref());
-        loop {
-            let mut present = None;
-            let outcome = self.try_swap(key, |old| {
-                present = old.map(Value::new);
-                old.is_none().then(|| Some(value.to_vec()))
-            })?;
-            if outcome == SwapOutcome::Conflict {
-                continue;
-            }
-            if let Some(sample) = sample {
-                self.record_update(sample, key, Some(value));
-            }
-            return Ok(present);
+        let mut present = None;
+        self.swap(key, |old| {
+            present = old.map(Value::new);
+            old.is_none().then(|| Some(value.to_vec()))
+        })?;
+        if let Some(sample) = sample {
+            self.record_update(sample, key, Some(value));
         }
+        Ok(present)
     }
 
     /// Returns the value of `key`. If the key is missing, sets it to the result of `make`,
     /// atomically, and returns that. `make` is called at most once and without a lock; if another
-    /// thread inserts the key meanwhile, its value is returned and that of `make` is dropped.
+    /// thread inserts the key first, its value is returned and that of `make` is dropped.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -122,11 +116,11 @@ impl Keyspace {
         loop {
             let Some((key, _)) = find(self)? else { return Ok(None) };
             let mut taken = None;
-            let outcome = self.try_swap(&key, |old| {
+            self.swap(&key, |old| {
                 taken = old.map(Value::new);
                 old.map(|_| None)
             })?;
-            if let (SwapOutcome::Written, Some(value)) = (outcome, taken) {
+            if let Some(value) = taken {
                 if let Some(sample) = sample {
                     self.record_update(sample, &key, None);
                 }

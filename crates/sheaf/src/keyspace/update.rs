@@ -36,19 +36,15 @@ impl Keyspace {
         mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
     ) -> Result<Option<Value>> {
         let (sample, key) = (self.store().sample(), key.as_ref());
-        loop {
-            let mut new = None;
-            let done = self.try_swap(key, |old| {
-                new = change(old);
-                Some(new.clone())
-            })?;
-            if done == SwapOutcome::Written {
-                if let Some(sample) = sample {
-                    self.record_update(sample, key, new.as_deref());
-                }
-                return Ok(new.map(Value::from));
-            }
+        let mut new = None;
+        self.swap(key, |old| {
+            new = change(old);
+            Some(new.clone())
+        })?;
+        if let Some(sample) = sample {
+            self.record_update(sample, key, new.as_deref());
         }
+        Ok(new.map(Value::from))
     }
 
     /// Sets `key` to `new` if its value is `expected`, atomically, and returns true; otherwise
@@ -74,16 +70,11 @@ impl Keyspace {
         new: Option<&[u8]>,
     ) -> Result<bool> {
         let (sample, key) = (self.store().sample(), key.as_ref());
-        loop {
-            let done = self.try_swap(key, |old| (old == expected).then(|| new.map(<[u8]>::to_vec)))?;
-            if done == SwapOutcome::Conflict {
-                continue;
-            }
-            if let Some(sample) = sample {
-                self.record_update(sample, key, new);
-            }
-            return Ok(done == SwapOutcome::Written);
+        let is_swapped = self.swap(key, |old| (old == expected).then(|| new.map(<[u8]>::to_vec)))?;
+        if let Some(sample) = sample {
+            self.record_update(sample, key, new);
         }
+        Ok(is_swapped)
     }
 
     #[cold]
@@ -97,8 +88,24 @@ impl Keyspace {
         self.inner.state.load().workload().record_durability(self.store().durability() == Durability::Sync);
     }
 
-    /// Reads, decides and writes once. `decide` returns `None` to write nothing.
-    pub(super) fn try_swap(
+    /// Reads, decides and writes, and starts again if the key changed in between. `decide` returns
+    /// `None` to write nothing. Returns true if a value or a removal was written.
+    pub(super) fn swap(
+        &self,
+        key: &[u8],
+        mut decide: impl FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
+    ) -> Result<bool> {
+        loop {
+            match self.try_swap(key, &mut decide)? {
+                SwapOutcome::Written => return Ok(true),
+                SwapOutcome::Declined => return Ok(false),
+                SwapOutcome::Conflict => {}
+            }
+        }
+    }
+
+    /// Reads, decides and writes once.
+    fn try_swap(
         &self,
         key: &[u8],
         decide: impl FnOnce(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
@@ -132,8 +139,7 @@ impl Keyspace {
 }
 
 /// Outcome of one attempt.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum SwapOutcome {
+enum SwapOutcome {
     /// The new value was written.
     Written,
     /// `decide` wanted no write.

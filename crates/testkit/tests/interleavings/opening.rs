@@ -47,15 +47,13 @@ fn parallel_replay_into_memtables_is_correct() {
     }
 }
 
-/// Threads read and replay several pieces of the journal. Each key has records in all of them.
-fn replay_of_the_journal(engine: &str) {
-    let machine = ModelMachine::default();
-    let db = machine.builder().checkpoints(false).open("/db").expect("it opens");
-    let keyspace = open_keyspace(&db, "a", engine);
+/// Writes to `keys` keys in turn, and removes the key in every fifth of `count` steps. Returns the
+/// pairs.
+fn write_and_remove(keyspace: &Keyspace, count: u32, keys: u32) -> BTreeMap<String, String> {
     let mut expected = BTreeMap::new();
-    for n in 0..70u32 {
-        let key = (n % 7).to_string();
-        if n > 7 && n % 5 == 4 {
+    for n in 0..count {
+        let key = (n % keys).to_string();
+        if n % 5 == 4 {
             keyspace.remove(&key).expect("it removes");
             expected.remove(&key);
         } else {
@@ -63,6 +61,15 @@ fn replay_of_the_journal(engine: &str) {
             expected.insert(key, n.to_string());
         }
     }
+    expected
+}
+
+/// Threads read and replay several pieces of the journal. Each key has records in all of them.
+fn replay_of_the_journal(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.builder().checkpoints(false).open("/db").expect("it opens");
+    let keyspace = open_keyspace(&db, "a", engine);
+    let expected = write_and_remove(&keyspace, 70, 7);
     let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() };
     let again = after.builder().inline(false).read_only(true).open("/db").expect("it opens");
     let keyspace = open_keyspace(&again, "a", engine);
@@ -85,17 +92,7 @@ fn first_users_after_a_kill(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
     let keyspace = open_keyspace(&db, "a", engine);
-    let mut expected = BTreeMap::new();
-    for n in 0..24u32 {
-        let key = (n % 9).to_string();
-        if n % 5 == 4 {
-            keyspace.remove(&key).expect("it removes");
-            expected.remove(&key);
-        } else {
-            keyspace.insert(&key, n.to_string()).expect("it inserts");
-            expected.insert(key, n.to_string());
-        }
-    }
+    let mut expected = write_and_remove(&keyspace, 24, 9);
     let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() };
     let again = after.open();
     let keyspace = open_keyspace(&again, "a", engine);
