@@ -340,6 +340,9 @@ impl Iter {
     fn step<R>(&mut self, forward: bool, read: impl FnOnce(&[u8], &[u8]) -> R) -> Result<Option<R>> {
         self.scope.handle.check_open()?;
         let end = if forward { &self.front } else { &self.back };
+        if end.is_exhausted {
+            return Ok(None); // the other end was moved by a seek
+        }
         if end.cursor.is_none() {
             let cursor = Some(self.open_cursor(forward)?);
             *(if forward { &mut self.front } else { &mut self.back }) =

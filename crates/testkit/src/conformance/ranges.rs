@@ -234,6 +234,16 @@ pub fn an_iterator_seeks_within_its_range_both_ways(fixture: &Fixture) {
     assert_eq!([iter.next(), iter.next_back()].map(number), [None, None], "the ends have met");
     iter.seek_back(name(59)).unwrap();
     assert_eq!(number(iter.next_back()), None, "behind the front");
+    // An end that has returned all pairs of an unbounded range does not begin again when the other
+    // end moves.
+    let mut iter = ks.iter().unwrap();
+    assert_eq!(iter.by_ref().rev().count(), 100);
+    iter.seek(name(60)).unwrap();
+    assert_eq!([iter.next_back(), iter.next()].map(number), [None, None]);
+    let mut iter = ks.iter().unwrap();
+    assert_eq!(iter.by_ref().count(), 100);
+    iter.seek_back(name(60)).unwrap();
+    assert_eq!([iter.next(), iter.next_back()].map(number), [None, None]);
 }
 
 pub fn both_ends_of_an_iterator_meet(fixture: &Fixture) {
