@@ -42,8 +42,8 @@ fn transfer(
             .insert(journal, id, format!("{from} to {to}: {amount}"))
             .durability(Durability::Sync);
         match batch.commit() {
-            Err(Error::Conflict) if !journal.contains_key(id)? => {}
-            Err(Error::Conflict) => return Ok(tries),
+            Err(Error::Conflict { .. }) if !journal.contains_key(id)? => {}
+            Err(Error::Conflict { .. }) => return Ok(tries),
             other => return other.map(|()| tries),
         }
     }

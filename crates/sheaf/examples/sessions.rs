@@ -60,7 +60,7 @@ impl Sessions {
                 .remove(&self.by_end, end_key(end, token));
             self.set(&mut batch, token, user, now + LIFE);
             match batch.commit() {
-                Err(Error::Conflict) => {} // another request of this session committed first
+                Err(Error::Conflict { .. }) => {} // another request of this session committed first
                 done => return done.map(|()| Some(String::from_utf8_lossy(user).into_owned())),
             }
         }

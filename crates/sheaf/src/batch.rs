@@ -12,7 +12,7 @@ use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState};
 use crate::keyspace::{WaitPolicy, read_expected};
 use crate::open_database::OpenDatabase;
 use crate::workload;
-use crate::{Durability, Error, Keyspace, Result, Value};
+use crate::{ConflictKeys, Durability, Error, Keyspace, Result, Value};
 
 enum BatchChange {
     Put(Value),
@@ -125,14 +125,14 @@ impl Batch {
     /// users.insert("ada", "byron")?;
     /// let mut batch = db.batch();
     /// batch.expect_value(&users, "ada", Some(b"king")).insert(&users, "ada", "lovelace");
-    /// assert!(matches!(batch.commit(), Err(sheaf::Error::Conflict)));
+    /// assert!(matches!(batch.commit(), Err(sheaf::Error::Conflict { .. })));
     ///
     /// let mut batch = db.batch();
     /// batch.insert(&users, "ada", "lovelace").expect_value(&users, "ada", Some(b"byron"));
     /// batch.commit()?;
     /// let mut only = db.batch();
     /// only.expect_value(&users, "ada", Some(b"byron"));
-    /// assert!(matches!(only.commit(), Err(sheaf::Error::Conflict)));
+    /// assert!(matches!(only.commit(), Err(sheaf::Error::Conflict { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn expect_value(
@@ -407,7 +407,8 @@ impl Batch {
             }
             let (op, value) = found?;
             if value != expectation.value {
-                return Err(Error::Conflict);
+                let keys = ConflictKeys::Key(expectation.key.to_vec());
+                return Err(Error::conflict(state.name(), keys));
             }
             expect_ops.push(op);
         }
@@ -415,14 +416,14 @@ impl Batch {
         let mut writes: Vec<CommitWrite<'_>> = expect_ops
             .into_iter()
             .zip(&expected)
-            .map(|(op, state)| CommitWrite { keyspace: state, op })
+            .map(|(op, state)| CommitWrite::new(state, op))
             .chain(order.iter().map(|&(entry, state)| {
                 let entry = &self.entries[entry];
                 let action = match &entry.change {
                     BatchChange::Put(value) => Action::Put(value),
                     BatchChange::Remove => Action::Remove,
                 };
-                CommitWrite { keyspace: &kepts[state], op: EngineOp::new(&entry.key, action) }
+                CommitWrite::new(&kepts[state], EngineOp::new(&entry.key, action))
             }))
             .collect();
         match policy.commit(&self.store, &mut writes) {
@@ -435,7 +436,7 @@ impl Batch {
                 Ok(Some(seq))
             }
             // The keyspace was replaced or dropped: the next attempt finds its successor or fails.
-            Ok(CommitOutcome::Conflict) | Err(Error::KeyspaceNotFound { .. }) => Ok(None),
+            Ok(CommitOutcome::Conflict(_)) | Err(Error::KeyspaceNotFound { .. }) => Ok(None),
             Err(other) => Err(other),
         }
     }

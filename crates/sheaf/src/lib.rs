@@ -46,6 +46,7 @@ pub mod metrics;
 mod open_database;
 mod scan_scope;
 mod snapshot;
+mod transaction;
 mod value;
 mod value_stream;
 mod workload;
@@ -66,14 +67,17 @@ pub use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 pub use sheaf_log::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
 pub use sheaf_platform::disk::persistent::PersistenceMode;
 pub use sheaf_platform::disk::{DescriptorStats, Permissions};
-pub use sheaf_platform::error::{Damage, Error, Expected, IoOp, LockConflict, PoisonCause, Result};
+pub use sheaf_platform::error::{
+    ConflictKeys, Damage, Error, Expected, IoOp, LockConflict, PoisonCause, Result,
+};
 pub use sheaf_store::{
     BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, BulkLoadReport,
     CacheStats, CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
     DamagedFile, DatabaseStats, GroupCommitMode, KeyspaceInfo, KeyspaceRepair, LogStats, LostRecords,
     MemoryStats, OpeningStats, ProgressFn, RepairFinding, RepairOptions, RepairOutcome, RepairProgress,
-    RepairReport, Stall, StallKind, StallStats, UnreadableRange, VerifyReport,
+    RepairReport, Stall, StallKind, StallStats, TransactionStats, UnreadableRange, VerifyReport,
 };
 pub use snapshot::{KeyspaceSelector, KeyspaceSnapshot, Snapshot};
+pub use transaction::{RetryPolicy, Savepoint, Transaction, TransactionIter};
 pub use value::Value;
 pub use value_stream::{ValueReader, ValueWriter};

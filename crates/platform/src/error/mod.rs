@@ -8,6 +8,7 @@
 //! * `io_op`: operation of [`Error::Io`], and the conversion of I/O errors.
 //! * `damage`: expected and found values of [`Error::Corrupt`].
 //! * `cause`: causes of [`Error::Poisoned`] and [`Error::Busy`].
+//! * `conflict`: keys of [`Error::Conflict`].
 //! * `lock_conflict`: causes of [`Error::Locked`], and descriptions of processes.
 
 use std::io;
@@ -15,11 +16,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 mod cause;
+mod conflict;
 mod damage;
 mod io_op;
 mod lock_conflict;
 
 pub use self::cause::{PoisonCause, StallKind};
+pub use self::conflict::ConflictKeys;
 pub use self::damage::{Damage, Expected};
 pub use self::io_op::{IoContext, IoOp};
 pub use self::lock_conflict::LockConflict;
@@ -226,9 +229,15 @@ pub enum Error {
         /// The feature.
         feature: &'static str,
     },
-    /// An expectation of the batch did not hold. Nothing was written. Read the key again and retry.
-    #[error("an expectation of the batch does not hold")]
-    Conflict,
+    /// An expectation of a batch does not hold, or another commit changed what a transaction read.
+    /// Nothing was written. Read again and retry; `Database::transact` does so.
+    #[error("the commit conflicts with others in keyspace {keyspace:?}: {keys}")]
+    Conflict {
+        /// The keyspace.
+        keyspace: String,
+        /// The keys.
+        keys: Box<ConflictKeys>,
+    },
     /// The index of the engine would have to grow beyond the memory budget. Keys for which it
     /// already has room are accepted. Nothing was written; reads, overwrites and removals continue.
     /// Raise the budget (`Builder::memory`) or remove keys.
@@ -269,6 +278,14 @@ impl Error {
     #[doc(hidden)]
     pub fn locked(path: &Path, pid: Option<u32>, cause: LockConflict) -> Error {
         Error::Locked { path: path.to_path_buf(), pid, program: None, is_stopped: false, cause }
+    }
+
+    /// Returns [`Error::Conflict`] on these keys.
+    #[doc(hidden)]
+    #[cold]
+    #[must_use]
+    pub fn conflict(keyspace: &str, keys: ConflictKeys) -> Error {
+        Error::Conflict { keyspace: keyspace.to_owned(), keys: Box::new(keys) }
     }
 
     /// Returns the error of operation `op` on `path`. ENOSPC and EDQUOT become [`Error::NoSpace`],
@@ -380,9 +397,10 @@ impl From<Error> for io::Error {
             Error::OwnerClosed { .. } => Kind::ConnectionAborted,
             Error::OwnerUnresponsive { .. } => Kind::TimedOut,
             Error::Closed => Kind::NotConnected,
-            Error::Cancelled | Error::Conflict | Error::Poisoned { .. } | Error::TooManyFiles { .. } => {
-                Kind::Other
-            }
+            Error::Cancelled
+            | Error::Conflict { .. }
+            | Error::Poisoned { .. }
+            | Error::TooManyFiles { .. } => Kind::Other,
         };
         io::Error::new(kind, error)
     }

@@ -294,7 +294,9 @@ mod tests {
     use sheaf_platform::error::{IoOp, PoisonCause};
 
     use super::*;
-    use crate::{EngineStats, LockConflict, WorkloadStats};
+    use std::ops::Bound;
+
+    use crate::{ConflictKeys, EngineStats, LockConflict, WorkloadStats};
 
     fn chosen() -> EngineOptions {
         let mut options = EngineOptions::default();
@@ -380,7 +382,17 @@ mod tests {
             Error::KeyspaceExists { name: "k".into() },
             Error::EngineMismatch { name: "k".into(), found: "a".into(), requested: "b".into() },
             Error::Unsupported { engine: "flat", feature: "ranges" },
-            Error::Conflict,
+            Error::conflict("users", ConflictKeys::Key(b"ada".to_vec())),
+            Error::conflict("users", ConflictKeys::Keyspace),
+            Error::conflict("users", ConflictKeys::TooManyChanges),
+            Error::conflict(
+                "users",
+                ConflictKeys::Range { low: Bound::Excluded(b"a".to_vec()), high: Bound::Unbounded },
+            ),
+            Error::conflict(
+                "users",
+                ConflictKeys::Range { low: Bound::Unbounded, high: Bound::Included(b"z".to_vec()) },
+            ),
             Error::MemoryBudgetExceeded { budget: 15 },
             Error::ReadOnly,
             Error::Closed,

@@ -122,13 +122,11 @@ impl Keyspace {
             Some(value) => Action::Put(value),
             None => Action::Remove,
         };
-        let mut writes = [
-            CommitWrite { keyspace: &state, op: expect },
-            CommitWrite { keyspace: &state, op: EngineOp::new(key, action) },
-        ];
+        let mut writes =
+            [CommitWrite::new(&state, expect), CommitWrite::new(&state, EngineOp::new(key, action))];
         match self.store().commit(&mut writes) {
             // A replaced keyspace counts as changed. If it was dropped, the next attempt fails.
-            Ok(CommitOutcome::Conflict) | Err(Error::KeyspaceNotFound { .. }) => Ok(SwapOutcome::Conflict),
+            Ok(CommitOutcome::Conflict(_)) | Err(Error::KeyspaceNotFound { .. }) => Ok(SwapOutcome::Conflict),
             Ok(CommitOutcome::Committed(seq)) => {
                 self.store().acknowledge(seq, self.store().durability())?;
                 Ok(SwapOutcome::Written)

@@ -188,6 +188,7 @@ impl Store {
             .with_clock(Arc::clone(&clock))
             .with_engine_dir(EngineDir::new(Arc::clone(&disk), path, options.read_only), options.inline);
         let progress = Arc::clone(&context.commit_progress);
+        let pipeline = CommitPipeline::new(progress, context.memory.budget());
         Store {
             dir: path.to_path_buf(),
             geometry: StoreGeometry::new(options.tiny),
@@ -203,7 +204,7 @@ impl Store {
             context: Arc::new(context),
             logs: LogId::ALL.map(|log| LogState::new(log, path)),
             catalog: Catalog::default(),
-            pipeline: CommitPipeline::new(progress),
+            pipeline,
             health: Health::new(),
             view_slots: ViewSlots::default(),
             sync: SyncState::default(),

@@ -162,7 +162,7 @@ pub fn transfers_keep_their_sum_in_every_snapshot(fixture: &Fixture) {
                             batch.insert(&banks[to % 2], key(to), (decode_number(&b) + amount).to_le_bytes());
                             match batch.commit() {
                                 Ok(()) => break,
-                                Err(Error::Conflict) => conflicts += 1,
+                                Err(Error::Conflict { .. }) => conflicts += 1,
                                 Err(other) => panic!("{other}"),
                             }
                         }

@@ -28,9 +28,11 @@ pub mod opening;
 pub mod persistence;
 pub mod points;
 pub mod ranges;
+pub mod serializability;
 pub mod sizes;
 pub mod snapshots;
 pub mod streams;
+pub mod transactions;
 pub mod try_writes;
 
 use sheaf::{Keyspace, Result, Value};
@@ -146,6 +148,31 @@ macro_rules! conformance {
                 a_batch_refuses_keyspaces_of_another_database
                 tickets_grow_and_become_durable_in_order
                 a_ticket_that_waited_survives_a_power_cut
+            }
+            $crate::promises! { $subject, EVERYWHERE, transactions:
+                a_transaction_sees_its_snapshot_and_its_own_changes
+                a_transaction_is_one_commit_over_keyspaces
+                a_lost_update_is_a_conflict
+                write_skew_is_a_conflict
+                reads_of_absent_keys_are_checked
+                keys_that_were_not_read_make_no_conflict
+                a_transaction_without_changes_commits
+                a_phantom_is_a_conflict
+                a_transaction_that_removes_a_missing_key_checks_its_ranges
+                iteration_of_a_whole_keyspace_is_checked
+                a_reader_sees_a_state_of_the_commit_order
+                a_range_read_moves_the_snapshot_only_if_the_reads_hold
+                savepoints_undo_later_changes
+                a_transaction_refuses_what_it_cannot_do
+                a_replaced_keyspace_is_a_conflict
+                transact_retries_until_it_commits
+                iteration_merges_the_changes_of_the_transaction
+            }
+            $crate::promises! { $subject, THREADED, serializability:
+                concurrent_transactions_are_serializable
+            }
+            $crate::promises! { $subject, TINY_STEPPED, transactions:
+                a_long_transaction_bounds_the_record_of_recent_keys
             }
             $crate::promises! { $subject, EVERYWHERE, snapshots:
                 reads_of_a_snapshot_are_repeatable

@@ -36,7 +36,7 @@ impl fmt::Display for ModelFailure {
 
 type ModelMap = BTreeMap<Vec<u8>, Arc<[u8]>>;
 type PairList = Vec<(Vec<u8>, Arc<[u8]>)>;
-type StepResult = std::result::Result<(), String>;
+pub(super) type StepResult = std::result::Result<(), String>;
 
 /// An iterator and the pairs that it must still return.
 struct OpenIter {
@@ -48,7 +48,7 @@ struct OpenIter {
     remaining: Range<usize>,
 }
 
-struct ModelRunner<'a> {
+pub(super) struct ModelRunner<'a> {
     fixture: &'a Fixture,
     db: Option<Database>,
     spaces: Vec<Keyspace>,
@@ -94,11 +94,11 @@ pub(super) fn execute(
 }
 
 /// Turns an error of the database into a failure text.
-fn expect_ok<T>(what: &str, answer: Result<T>) -> std::result::Result<T, String> {
+pub(super) fn expect_ok<T>(what: &str, answer: Result<T>) -> std::result::Result<T, String> {
     answer.map_err(|e| format!("{what} answers {e:?}"))
 }
 
-fn same<T: PartialEq + fmt::Debug>(name: impl fmt::Display, got: &T, expected: &T) -> StepResult {
+pub(super) fn same<T: PartialEq + fmt::Debug>(name: impl fmt::Display, got: &T, expected: &T) -> StepResult {
     if got == expected {
         return Ok(());
     }
@@ -138,7 +138,7 @@ fn same_pairs(got: &PairList, expected: &PairList) -> StepResult {
     Err(format!("the range has {counts}; at {place} it is {}, not {}", show(left), show(right)))
 }
 
-fn to_owned_value(value: Option<Value>) -> Option<Arc<[u8]>> {
+pub(super) fn to_owned_value(value: Option<Value>) -> Option<Arc<[u8]>> {
     value.map(|value| Arc::from(&*value))
 }
 
@@ -200,11 +200,11 @@ impl<'a> ModelRunner<'a> {
         if space == 1 { self.fixture.other_keyspace(db, name) } else { self.fixture.keyspace(db, name) }
     }
 
-    fn db(&self) -> &Database {
+    pub(super) fn db(&self) -> &Database {
         self.db.as_ref().expect("a database is open between steps")
     }
 
-    fn is_ordered(&self, space: u8) -> bool {
+    pub(super) fn is_ordered(&self, space: u8) -> bool {
         if space == 1 { self.fixture.subject.other_engine != "flat" } else { self.fixture.subject.ordered }
     }
 
@@ -213,15 +213,15 @@ impl<'a> ModelRunner<'a> {
         self.digest = crc32c::crc32c_append(self.digest, value.unwrap_or_default());
     }
 
-    fn map(&mut self, space: u8) -> &mut ModelMap {
+    pub(super) fn map(&mut self, space: u8) -> &mut ModelMap {
         &mut self.maps[usize::from(space)]
     }
 
-    fn space(&self, space: u8) -> &Keyspace {
+    pub(super) fn space(&self, space: u8) -> &Keyspace {
         &self.spaces[usize::from(space)]
     }
 
-    fn set(&mut self, space: u8, key: u16, value: Option<ValueSpec>) {
+    pub(super) fn set(&mut self, space: u8, key: u16, value: Option<ValueSpec>) {
         match value {
             Some(value) => drop(self.map(space).insert(key_of(key), value.bytes().into())),
             None => drop(self.map(space).remove(&key_of(key))),
@@ -246,6 +246,7 @@ impl<'a> ModelRunner<'a> {
                 self.update(*space, *key, *how, *meddle)
             }
             ModelStep::InsertIfAbsent(space, key, value) => self.insert_if_absent(*space, *key, *value),
+            ModelStep::Transact(step) => self.transact(step),
             ModelStep::Pop { space, back } => self.pop(*space, *back),
             ModelStep::Get(space, key) => self.check_get(*space, *key),
             ModelStep::MultiGet(space, keys) => self.multi_get(*space, keys),
@@ -303,7 +304,7 @@ impl<'a> ModelRunner<'a> {
         }
     }
 
-    fn check_get(&mut self, space: u8, key: u16) -> StepResult {
+    pub(super) fn check_get(&mut self, space: u8, key: u16) -> StepResult {
         let key = key_of(key);
         let got = to_owned_value(expect_ok("get", self.space(space).get(&key))?);
         self.observe(got.as_deref());
@@ -341,7 +342,7 @@ impl<'a> ModelRunner<'a> {
                     self.set(*space, *key, *value);
                 }
             }
-            Err(Error::Conflict) if !holds => {}
+            Err(Error::Conflict { .. }) if !holds => {}
             other => return Err(format!("the batch answers {other:?}")),
         }
         ops.iter().try_for_each(|(space, key, _)| self.check_get(*space, *key))

@@ -13,7 +13,7 @@ use super::*;
 /// Opens a database on a slow disk. One copy at a time takes long: its commit stays in the window
 /// for many steps of other threads, as if its thread were descheduled (scenario W33). A sync
 /// returns long after the device has the bytes.
-fn open_on_a_slow_disk(machine: &ModelMachine) -> Database {
+pub(super) fn open_on_a_slow_disk(machine: &ModelMachine) -> Database {
     const TURNS: usize = 40;
     let (recording_disk, is_slow) =
         (RecordingDisk::new(Arc::new(machine.disk.clone())), AtomicBool::new(false));

@@ -13,6 +13,7 @@ mod copying;
 mod creating;
 mod opening;
 mod reading;
+mod transactions;
 mod waiting;
 mod writing;
 

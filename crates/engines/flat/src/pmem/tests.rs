@@ -107,14 +107,11 @@ impl TestStore {
         let owned: Vec<_> = pairs.iter().map(write).collect();
         let mut writes: Vec<CommitWrite<'_>> = owned
             .iter()
-            .map(|(key, value)| CommitWrite {
-                keyspace: &self.keyspace,
-                op: EngineOp::new(key, Action::Put(value)),
-            })
+            .map(|(key, value)| CommitWrite::new(&self.keyspace, EngineOp::new(key, Action::Put(value))))
             .collect();
         match self.store.commit(&mut writes).unwrap() {
             CommitOutcome::Committed(seq) => seq,
-            CommitOutcome::Conflict => panic!("nothing was expected"),
+            CommitOutcome::Conflict(_) => panic!("nothing was expected"),
         }
     }
 
