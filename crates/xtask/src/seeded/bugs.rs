@@ -565,7 +565,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         file: TRANSACTION,
         edits: &[SourceEdit {
             find: "        let mut reader = store.pipeline.recent_keys.register(&store.pipeline.progress);\n        let view = match store.view() {",
-            replace: "        let view = store.view();\n        sheaf_platform::sync::thread::yield_now();\n        let mut reader = store.pipeline.recent_keys.register(&store.pipeline.progress);\n        let view = match view {",
+            replace: "        let view = store.view();\n        (0..200).for_each(|_| sheaf_platform::sync::thread::yield_now());\n        let mut reader = store.pipeline.recent_keys.register(&store.pipeline.progress);\n        let view = match view {",
         }],
         effect: BugEffect::Failure,
         test: RANGE_TEST,
@@ -581,7 +581,7 @@ pub(super) const BUGS: &[SeededBug] = &[
             },
             SourceEdit {
                 find: "        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();",
-                replace: "        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();\n        if records {\n            sheaf_platform::sync::thread::yield_now();\n            let keys = writes.iter().map(|write| (write.keyspace.id(), write.op.key));\n            self.pipeline.recent_keys.record(seq, keys, &self.context.memory);\n        }",
+                replace: "        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();\n        if records {\n            (0..200).for_each(|_| sheaf_platform::sync::thread::yield_now());\n            let keys = writes.iter().map(|write| (write.keyspace.id(), write.op.key));\n            self.pipeline.recent_keys.record(seq, keys, &self.context.memory);\n        }",
             },
         ],
         effect: BugEffect::Failure,
