@@ -117,6 +117,10 @@ pub(crate) struct SpaceGeometry {
     pub(crate) log_backlog: u64,
     /// Bytes written after which background work syncs. Keeps each sync short.
     pub(crate) max_unsynced: u64,
+    /// Block of a node file. A block with a node that recovery may need is not written.
+    pub(crate) node_block: u64,
+    /// Entries up to which a checkpoint is a list in one file: 4 KiB, one read at the opening.
+    pub(crate) list_entries: u64,
 }
 
 impl SpaceGeometry {
@@ -135,6 +139,8 @@ impl SpaceGeometry {
                 backlog: 1 << 10,
                 log_backlog: 4 << 10,
                 max_unsynced: 8 << 10,
+                node_block: 512,
+                list_entries: 4,
             };
         }
         let fine = geometry_kind == GeometryKind::Fine;
@@ -151,6 +157,8 @@ impl SpaceGeometry {
             backlog: 512 << 10,
             log_backlog: 4 << 20,
             max_unsynced: 8 << 20,
+            node_block: 4 << 10,
+            list_entries: 256,
         }
     }
 

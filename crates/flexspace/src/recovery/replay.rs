@@ -19,6 +19,9 @@ use crate::tree::MAX_LEN;
 /// Maximum distance above the read operations at which a durable mark is plausible.
 const MAX_SEQ_AHEAD: u64 = 1 << 40;
 
+/// Operations after which replay frees superseded nodes of a loaded checkpoint.
+const REPLAY_PUBLISH_OPS: u64 = 16 << 10;
+
 impl SpaceRecovery<'_> {
     /// Returns the highest operation that is known to be durable.
     pub(crate) fn durable_seq(&self, log_segments: &[LogSegment]) -> Result<u64> {
@@ -75,6 +78,10 @@ impl SpaceRecovery<'_> {
                         self.apply(record).map_err(damaged)?;
                     }
                     self.seq += 1;
+                    if self.seq.is_multiple_of(REPLAY_PUBLISH_OPS) && self.tree.versions() > 0 {
+                        // Frees the copies of loaded nodes that were changed.
+                        drop(self.tree.publish(self.seq));
+                    }
                 }
                 log_segment.end = scanned.offset + scanned.frame.span();
             }

@@ -119,7 +119,7 @@ impl<T: TreeItem> ShiftTree<T> {
         if height == 1 { self.leaf(id).count } else { self.inner(id).count }
     }
 
-    fn first_pivot(&self, id: u32, height: usize) -> T::Pivot {
+    pub(super) fn first_pivot(&self, id: u32, height: usize) -> T::Pivot {
         if height == 1 { self.leaf(id).items[0].pivot() } else { self.inner(id).pivots[0] }
     }
 }

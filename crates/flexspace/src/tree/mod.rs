@@ -30,11 +30,13 @@
 //! The files of this folder refer to them as (tree I3) and so on.
 
 mod arena;
+mod builder;
 mod change;
 mod node;
 mod range;
 mod root;
 mod snapshot;
+mod snapshot_node;
 mod versions;
 
 use std::collections::VecDeque;
@@ -42,11 +44,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use arena::NodeArena;
+pub(crate) use builder::TreeBuilder;
+pub(crate) use node::CAPACITY;
 use node::{InnerNode, LeafNode};
 pub use range::TreeRange;
 use root::{TreeRoot, impl_totals};
 use snapshot::NodeSlabs;
 pub use snapshot::TreeSnapshot;
+pub(crate) use snapshot_node::SnapshotNode;
 use versions::TreeVersion;
 
 /// Maximum length of an address space. The sum of two lengths never overflows.

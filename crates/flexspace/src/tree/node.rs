@@ -23,7 +23,7 @@
 use super::TreeItem;
 
 /// Maximum entries of a node: eight cache lines of eight starts.
-pub(super) const CAPACITY: usize = 64;
+pub(crate) const CAPACITY: usize = 64;
 /// A descent relieves nodes with at least this many entries, because one change adds up to two: by
 /// a split, ...
 pub(super) const SPLIT_COUNT: usize = CAPACITY - 2;
