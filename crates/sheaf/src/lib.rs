@@ -46,6 +46,7 @@ pub mod metrics;
 mod open_database;
 mod scan_scope;
 mod snapshot;
+mod try_get;
 mod value;
 mod value_stream;
 mod workload;
@@ -75,5 +76,6 @@ pub use sheaf_store::{
     RepairReport, Stall, StallKind, StallStats, UnreadableRange, VerifyReport,
 };
 pub use snapshot::{KeyspaceSelector, KeyspaceSnapshot, Snapshot};
+pub use try_get::TryGet;
 pub use value::Value;
 pub use value_stream::{ValueReader, ValueWriter};
