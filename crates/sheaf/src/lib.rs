@@ -34,6 +34,7 @@
 
 mod batch;
 mod bulk_load;
+mod commit_ticket;
 mod convert;
 mod database;
 mod ipc;
@@ -51,8 +52,9 @@ mod value;
 mod value_stream;
 mod workload;
 
-pub use batch::{Batch, CommitTicket};
+pub use batch::Batch;
 pub use bulk_load::{BulkLoadOptions, BulkLoader};
+pub use commit_ticket::{CommitFuture, CommitTicket};
 #[doc(hidden)]
 pub use convert::RunningConversion;
 pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, engine_options, engines};

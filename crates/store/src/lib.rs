@@ -51,6 +51,7 @@ use std::time::Duration;
 pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, ProgressFn};
 pub use commit::stall::{Stall, StallCallback, StallListener, StallStats};
 pub use commit::value_writer::{FinishedValue, PartialValue};
+pub use commit::wakers::WakerKey;
 pub use commit::{CommitOutcome, CommitWrite};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport};
 pub use keyspace::convert::{
@@ -319,6 +320,7 @@ impl Store {
         event!(ERROR, "the database refuses writes from now on", cause = cause.name());
         self.health.mark_poisoned(cause);
         self.sync.round.wake();
+        self.background.signals.request_round(); // it wakes the tasks that wait for durability
         self.background.wake();
         self.health.poison_error()
     }

@@ -37,6 +37,7 @@ mod reserve;
 pub(crate) mod stall;
 pub(crate) mod tail;
 pub(crate) mod value_writer;
+pub(crate) mod wakers;
 
 use std::collections::VecDeque;
 use std::mem;
