@@ -25,13 +25,16 @@
 //!
 //! - `tracing`: publishes spans and events of openings, checkpoints, syncs and errors.
 //! - `metrics`: adds the module `sheaf::metrics`, which publishes the statistics.
+//! - `tokio`: adds the module `sheaf::asynchronous`, which has the verbs as async functions.
 //!
-//! Both are off by default and use the crates of the same names.
+//! All are off by default and use the crates of the same names.
 
 #![doc = include_str!("engines.md")]
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
 mod batch;
 mod bulk_load;
 mod commit_ticket;
