@@ -331,8 +331,8 @@ impl AsyncDatabase {
     /// # let dir = tempfile::tempdir()?;
     /// # let db = sheaf::asynchronous::AsyncDatabase::open(dir.path()).await?;
     /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default()).await?;
-    /// db.backup(dir.path().join("../monday"), None).await?;
-    /// # std::fs::remove_dir_all(dir.path().join("../monday"))?;
+    /// # let backups = tempfile::tempdir()?;
+    /// db.backup(backups.path().join("monday"), None).await?;
     /// # Ok(())
     /// # }
     /// ```

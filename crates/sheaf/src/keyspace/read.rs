@@ -59,8 +59,8 @@ impl Keyspace {
     /// [`TryGet::WouldRead`] the caller calls [`Keyspace::get`] on a thread that may block.
     ///
     /// A value is ready if the engine has it in memory, or if the operating system has the pages
-    /// that a read needs. The read happens without mappings, so a get from a mapped log costs one
-    /// to three system calls more than [`Keyspace::get`], about a microsecond. Always
+    /// that a read needs. The read uses no mapping, so it makes a few system calls more than
+    /// [`Keyspace::get`] and takes 1.6 to 3.5 times as long. Always
     /// [`TryGet::WouldRead`]: a value in a file of its own that no cache holds (see
     /// [`Keyspace::blob_path`]); a page file on a file system without `RWF_NOWAIT`, such as tmpfs;
     /// and a key whose commit is not yet visible, unless it becomes visible within microseconds.
