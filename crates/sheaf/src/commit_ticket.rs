@@ -9,6 +9,8 @@ use std::task::{Context, Poll};
 use sheaf_log::types::Seq;
 use sheaf_store::WakerKey;
 
+#[cfg(doc)]
+use crate::Error;
 use crate::open_database::OpenDatabase;
 use crate::{Durability, Result};
 
