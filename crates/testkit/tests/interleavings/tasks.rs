@@ -93,7 +93,6 @@ fn tasks_and_a_thread(engine: &str) {
     with_sync_thread(&db, tasks);
 }
 
-/// (Fails if a poll does not look at the durable mark again after it has inserted its waker.)
 #[test]
 fn a_waker_inserted_while_a_round_ends_is_called() {
     on_every_engine(400, tasks_and_a_thread);
