@@ -12,7 +12,7 @@ use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState};
 use crate::keyspace::{WaitPolicy, read_expected};
 use crate::open_database::OpenDatabase;
 use crate::workload;
-use crate::{ConflictKeys, Durability, Error, Keyspace, Result, Value};
+use crate::{CommitTicket, ConflictKeys, Durability, Error, Keyspace, Result, Value};
 
 enum BatchChange {
     Put(Value),
@@ -466,107 +466,5 @@ impl Batch {
             }
         }
         Ok((states, order))
-    }
-}
-
-/// Ticket for a submitted commit. Dropping it without waiting is allowed: the commit becomes
-/// durable in the background.
-pub struct CommitTicket {
-    store: Arc<OpenDatabase>,
-    seq: Seq,
-    durability: Durability,
-}
-
-impl fmt::Debug for CommitTicket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CommitTicket")
-            .field("seq", &self.seq.0)
-            .field("durability", &self.durability)
-            .finish_non_exhaustive()
-    }
-}
-
-impl CommitTicket {
-    pub(crate) fn new(store: Arc<OpenDatabase>, seq: Seq, durability: Durability) -> CommitTicket {
-        CommitTicket { store, seq, durability }
-    }
-
-    /// Returns the number of the commit. It is greater than the number of every commit acknowledged
-    /// before. A batch that changed nothing has the number of the newest commit.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace");
-    /// assert_eq!(batch.submit()?.seq(), db.seq());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn seq(&self) -> u64 {
-        self.seq.0
-    }
-
-    /// Returns true if the commit survives a power failure.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace");
-    /// let commit = batch.submit()?;
-    /// db.persist()?;
-    /// assert!(commit.is_durable());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn is_durable(&self) -> bool {
-        self.store.durable() >= self.seq
-    }
-
-    /// Waits for the durability of the batch. Returns at once with [`Durability::Buffer`].
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace").durability(sheaf::Durability::Sync);
-    /// let commit = batch.submit()?;
-    /// commit.wait()?;
-    /// assert!(commit.is_durable());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Poisoned`] if a sync failed: the commit may or may not survive a power
-    /// failure.
-    pub fn wait(&self) -> Result<()> {
-        self.store.acknowledge(self.seq, self.durability)
-    }
-
-    /// Waits until this commit and all commits before it are on the device.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace");
-    /// let commit = batch.submit()?;
-    /// commit.wait_durable()?;
-    /// assert!(commit.is_durable());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Poisoned`] if a sync failed: the commit may or may not survive a power
-    /// failure.
-    pub fn wait_durable(&self) -> Result<()> {
-        self.store.acknowledge(self.seq, Durability::Sync)
     }
 }

@@ -25,15 +25,19 @@
 //!
 //! - `tracing`: publishes spans and events of openings, checkpoints, syncs and errors.
 //! - `metrics`: adds the module `sheaf::metrics`, which publishes the statistics.
+//! - `tokio`: adds the module `sheaf::asynchronous`, which has the verbs as async functions.
 //!
-//! Both are off by default and use the crates of the same names.
+//! All are off by default and use the crates of the same names.
 
 #![doc = include_str!("engines.md")]
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
 mod batch;
 mod bulk_load;
+mod commit_ticket;
 mod convert;
 mod database;
 mod ipc;
@@ -47,12 +51,14 @@ mod open_database;
 mod scan_scope;
 mod snapshot;
 mod transaction;
+mod try_get;
 mod value;
 mod value_stream;
 mod workload;
 
-pub use batch::{Batch, CommitTicket};
+pub use batch::Batch;
 pub use bulk_load::{BulkLoadOptions, BulkLoader};
+pub use commit_ticket::{CommitFuture, CommitTicket};
 #[doc(hidden)]
 pub use convert::RunningConversion;
 pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, engine_options, engines};
@@ -79,5 +85,6 @@ pub use sheaf_store::{
 };
 pub use snapshot::{KeyspaceSelector, KeyspaceSnapshot, Snapshot};
 pub use transaction::{RetryPolicy, Savepoint, Transaction, TransactionIter};
+pub use try_get::TryGet;
 pub use value::Value;
 pub use value_stream::{ValueReader, ValueWriter};

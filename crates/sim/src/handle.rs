@@ -219,6 +219,9 @@ impl File for SimFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let _pin = self.pin()?;
         self.disk.call(self.op(CallClass::Read), String::new, |machine| {
+            if let Some(cache) = &mut machine.page_cache {
+                cache.read(self.ino, offset, buf.len())?;
+            }
             match machine.volume.file(self.ino).cache().read(offset, buf) {
                 true => Ok(()),
                 false => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -232,6 +235,9 @@ impl File for SimFile {
         self.change((CallClass::Write, end), what, |machine, failure| {
             let bytes = SimFile::let_through(offset, bytes, failure);
             machine.volume.write(self.ino, offset, bytes)?;
+            if let Some(cache) = &mut machine.page_cache {
+                cache.insert(self.ino, offset, bytes.len());
+            }
             failure.map_or(Ok(()), |failure| Err(failure.to_error(CallClass::Write)))
         })
     }

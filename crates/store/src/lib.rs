@@ -52,6 +52,7 @@ pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupRate, 
 pub use commit::stall::{Stall, StallCallback, StallListener, StallStats};
 pub use commit::transaction::{RangeRead, RangeReads, RangeView, VersionCheck};
 pub use commit::value_writer::{FinishedValue, PartialValue};
+pub use commit::wakers::WakerKey;
 pub use commit::{CommitConflict, CommitOutcome, CommitWrite};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport};
 pub use keyspace::convert::{
@@ -322,6 +323,7 @@ impl Store {
         event!(ERROR, "the database refuses writes from now on", cause = cause.name());
         self.health.mark_poisoned(cause);
         self.sync.round.wake();
+        self.background.signals.request_round(); // it wakes the tasks that wait for durability
         self.background.wake();
         self.health.poison_error()
     }

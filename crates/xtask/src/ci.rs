@@ -32,19 +32,24 @@ pub(crate) fn run() -> Result<(), String> {
     invariants::invariants(&[])?;
     let all = ["--all-targets", "--features", "sheaf-testkit/campaign"];
     step(cargo(&[&["clippy", "--locked"], &all[..], &["--", "-D", "warnings"]].concat()))?;
-    let mut doc = cargo(&["doc", "--locked", "--no-deps"]);
+    let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf/metrics,sheaf/tokio"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
     // Optional features and the benchmark, without a C compiler and C libraries. They are built
     // together, because they have the same dependencies.
-    let optional = ["-p", "sheaf", "--features", "sheaf/tracing,sheaf/metrics"];
+    let optional = ["-p", "sheaf", "--features", "sheaf/tracing,sheaf/metrics,sheaf/tokio"];
     step(cargo(
         &[&["clippy", "--locked"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
     ))?;
     let bench = ["-p", "sheaf-bench", "--no-default-features", "--lib", "--bins", "--test", "operators"];
     let bench = [&bench[..], &["--example", "kreon_levels"]].concat();
     step(with_opt_level(cargo(&[&["test", "--locked"], &optional[..], &bench[..]].concat()), "0"))?;
+    let service = ["-p", "sheaf-example-axum"]; // no default member
+    step(cargo(
+        &[&["clippy", "--locked"], &service[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
+    ))?;
+    step(with_opt_level(cargo(&[&["test", "--locked"], &service[..]].concat()), "0"))?;
     for tests in interleavings(&[]) {
         step(with_opt_level(tests, "1"))?;
     }

@@ -36,7 +36,8 @@ use sheaf_engine::contract::ReplayRecord;
 use sheaf_log::record::RecordContent;
 use sheaf_log::segment::{Address, Frame};
 use sheaf_log::types::Seq;
-use sheaf_platform::error::Result;
+use sheaf_platform::disk::cached_reads;
+use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -216,11 +217,22 @@ impl CedrusEngine {
     /// Same as [`CedrusEngine::replay_if_blobs`].
     #[inline]
     pub(crate) fn ensure_replayed(&self, hash: u32) -> Result<()> {
-        if self.deferred_replay.has_pending() {
-            self.replay_part(self.deferred_replay.part_of(hash))
-        } else {
-            Ok(())
+        if self.deferred_replay.has_pending() { self.replay_part_of(hash) } else { Ok(()) }
+    }
+
+    /// Replays the part of `hash`. A caller that must not wait for the device finds the part
+    /// replayed, or is refused.
+    #[cold]
+    fn replay_part_of(&self, hash: u32) -> Result<()> {
+        let part = self.deferred_replay.part_of(hash);
+        if cached_reads::is_active() {
+            let due = self.deferred_replay.parts()[part].try_lock();
+            if due.is_none_or(|due| !due.is_empty()) {
+                return Err(cached_reads::refuse()).during(IoOp::Read, &self.trie_file.page_file.path);
+            }
+            return Ok(());
         }
+        self.replay_part(part)
     }
 
     /// Replays the part of `from`. Returns the last hash up to which the trie is complete from

@@ -169,6 +169,19 @@ impl FileMapping {
         self.region.cached::<1>(start..(start + page).min(self.region.span))[0]
     }
 
+    /// Returns whether all pages of `[offset, offset + len)` are in the page cache.
+    pub(super) fn is_range_cached(&self, offset: u64, len: usize) -> bool {
+        let page = rustix::param::page_size();
+        let Some(at) = usize::try_from(offset).ok() else { return false };
+        let Some(end) = at.checked_add(len).filter(|end| len > 0 && *end <= self.len) else { return false };
+        let (start, end) = (at - at % page, end.next_multiple_of(page).min(self.region.span));
+        (start..end).step_by(page * MINCORE_PAGES).all(|from| {
+            let to = end.min(from + page * MINCORE_PAGES);
+            let said = self.region.cached::<MINCORE_PAGES>(from..to);
+            said[..(to - from).div_ceil(page)].iter().all(|is_cached| *is_cached)
+        })
+    }
+
     /// Hint that the bytes `[offset, offset + len)` will be read soon.
     pub(super) fn will_need(&self, offset: u64, len: u64) {
         let page = |at: u64| self.bytes_of((at / self.page_size).min(self.len as u64 / self.page_size));

@@ -20,6 +20,7 @@
 //! All types are `Send + Sync`. The caller must exclude overlapping writes.
 
 pub mod bounded;
+pub mod cached_reads;
 pub mod descriptors;
 pub mod exported;
 mod flock;
@@ -423,7 +424,9 @@ pub trait File: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// `UnexpectedEof` if the file is too short.
+    /// `UnexpectedEof` if the file is too short. In the cached mode ([`cached_reads`]) an
+    /// implementation that reads from a device must [refuse](cached_reads::refuse) the read if
+    /// bytes are not in memory.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Writes all of `bytes` at `offset` and extends the file if needed. On return the bytes are in
     /// the kernel.

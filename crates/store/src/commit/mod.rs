@@ -38,6 +38,7 @@ pub(crate) mod stall;
 pub(crate) mod tail;
 pub(crate) mod transaction;
 pub(crate) mod value_writer;
+pub(crate) mod wakers;
 
 use std::collections::VecDeque;
 use std::mem;

@@ -240,6 +240,7 @@ impl Store {
             self.close_cleanly().inspect(|()| self.save_workloads())
         };
         self.health.mark_closed();
+        self.sync.wakers.wake_all(); // the sync thread has ended
         // Each of these locks is taken to wait for writers under it. Later writers see the flag.
         drop(self.root.maintenance.lock());
         drop(self.root.next_segment.lock());

@@ -33,6 +33,7 @@ pub mod sizes;
 pub mod snapshots;
 pub mod streams;
 pub mod transactions;
+pub mod try_gets;
 pub mod try_writes;
 
 use sheaf::{Keyspace, Result, Value};
@@ -273,6 +274,14 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, TINY_STEPPED, snapshots:
                 pinned_data_of_a_dropped_keyspace_is_not_counted_live
+            }
+            $crate::promises! { $subject, EVERYWHERE, try_gets:
+                a_try_get_returns_the_value_or_would_read
+                a_try_get_of_a_snapshot_shows_the_snapshot
+            }
+            $crate::promises! { $subject, STEPPED, try_gets:
+                a_try_get_is_ready_after_a_get
+                a_try_get_never_waits_for_the_disk
             }
             $crate::promises! { $subject, TINY_STEPPED, try_writes:
                 a_throttled_try_write_returns_busy_and_writes_nothing

@@ -13,6 +13,7 @@ mod copying;
 mod creating;
 mod opening;
 mod reading;
+mod tasks;
 mod transactions;
 mod waiting;
 mod writing;

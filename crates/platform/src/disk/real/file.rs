@@ -10,7 +10,7 @@
 //!    limit is queried once for each MiB of growth.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
 use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use super::{open_fd, sync};
 use crate::disk::descriptors::{DescriptorPin, FileHandle, FileIdentity, OwnedHandle, SyncMarks};
 use crate::disk::mapping::{FileMapping, StoreOutcome};
 use crate::disk::persistent::{PersistenceMode, PersistentMapping, PersistentMemory};
-use crate::disk::{File, OpenMode, PAGE, for_each_zero_chunk, write_zeros};
+use crate::disk::{File, OpenMode, PAGE, cached_reads, for_each_zero_chunk, write_zeros};
 use crate::error::Error;
 
 /// Growth in bytes after which the limit of file sizes is queried again.
@@ -71,6 +71,9 @@ impl fmt::Debug for RealFile {
 
 impl File for RealFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if cached_reads::is_active() {
+            return self.read_cached(offset, buf);
+        }
         let pin = match self.handle.pin() {
             Ok(pin) => pin,
             // An unlinked file that is mapped completely has no descriptor any more.
@@ -233,6 +236,9 @@ impl File for RealFile {
 
     #[inline]
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        if cached_reads::is_active() {
+            return None; // (cached_reads I2)
+        }
         // SAFETY:
         // * The caller of `mapped` promises that the range is not written while the slice lives.
         unsafe { self.mapping.get()?.slice(offset, len) }
@@ -326,6 +332,32 @@ impl File for RealFile {
 }
 
 impl RealFile {
+    /// Fills `buf` from `offset` if all bytes are in the page cache.
+    ///
+    /// A file system without support of `RWF_NOWAIT` (tmpfs) refuses the flag. Then a mapping tells
+    /// which pages are in memory. They could leave it before they are copied, which is rare.
+    #[cold]
+    fn read_cached(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let refused = |refusal: &io::Error| {
+            matches!(refusal.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::EINVAL))
+        };
+        if let Some(pin) = self.handle.try_pin() {
+            let read = read_whole(offset, buf, |bytes, at| {
+                rustix::io::preadv2(fd_of(&pin), &mut [IoSliceMut::new(bytes)], at, ReadWriteFlags::NOWAIT)
+            });
+            match read {
+                Err(refusal) if refused(&refusal) => {}
+                other => return other,
+            }
+        }
+        match self.mapping.get() {
+            Some(mapping) if mapping.is_range_cached(offset, buf.len()) && mapping.read(offset, buf) => {
+                Ok(())
+            }
+            _ => Err(cached_reads::refuse()),
+        }
+    }
+
     /// Makes a change of the bytes below `end` and records it as unsynced, even if it failed
     /// half-way.
     fn write_change(

@@ -28,7 +28,9 @@ pub(super) use self::file::file_of;
 pub(super) use self::transfer::{retry_interrupted, write_whole};
 use super::bounded::BoundedDisk;
 use super::descriptors::{FileHandle, FileIdentity, OpenedFd};
-use super::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume, flock, sigbus};
+use super::{
+    DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume, cached_reads, flock, sigbus,
+};
 use crate::clock;
 
 /// The file systems of the machine. Paths are those of the process.
@@ -105,6 +107,7 @@ pub(super) fn sync(fd: RawFd) -> io::Result<()> {
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        cached_reads::check_may_wait()?;
         let opened = open_file(path, open_mode, self.permissions)?;
         Ok(file_of(path, open_mode, FileHandle::unbounded(&opened), opened.len))
     }
