@@ -1,13 +1,9 @@
 /* Gets through the C library, for the comparison with gets.rs, which fills the database. Prints the
- * nanoseconds of a get of a random key. */
-
-#define _POSIX_C_SOURCE 199309L
-
-#include <time.h>
+ * nanoseconds on a processor of a get of a random key. */
 
 #include "../tests/c/check.h"
 
-enum { PAIRS = 200000, GETS = 1000000 };
+enum { PAIRS = 200000, GETS = 500000 };
 
 /* Writes the key with this number. */
 static void make_key(uint64_t number, char *key) {
@@ -17,10 +13,13 @@ static void make_key(uint64_t number, char *key) {
   }
 }
 
+/* Returns the nanoseconds that this thread has run. */
 static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+  unsigned long long time = 0;
+  FILE *file = fopen("/proc/thread-self/schedstat", "r");
+  CHECK(file != NULL && fscanf(file, "%llu", &time) == 1);
+  fclose(file);
+  return (double)time;
 }
 
 int main(int argc, char **argv) {

@@ -1,4 +1,7 @@
-//! # Comparison of gets: the C library against the Rust library, in one run, in turns
+//! # Comparison of gets: the C libraries against the Rust library, in one run, in turns
+//!
+//! The programs count the time on a processor. Other processes still disturb the caches, so the
+//! fastest of several turns counts.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,23 +11,28 @@ use crate::shell::{cargo, output, project_root, step};
 
 const TURNS: usize = 9;
 
-/// Prints the time of a get in C and in Rust for two engines, and the ratio of the medians.
+/// Prints the time of a get in Rust and in C for two engines, and the ratios.
 pub(super) fn compare(toolchain: &Toolchain, profile: &str) -> Result<(), String> {
-    let profile_words = ["build", "--locked", "--profile", profile];
-    step(cargo(&[&profile_words[..], &["-p", "sheaf-ffi", "--example", "gets"]].concat()))?;
+    let words = ["build", "--locked", "--profile", profile, "-p", "sheaf-ffi", "--example", "gets"];
+    step(cargo(&words))?;
     let rust = toolchain.libraries.join("examples/gets");
     let source = project_root().join("crates/ffi/examples/gets.c");
     let shared = c::compile(toolchain, &source, "gets", &["-O2"], false)?;
+    let linked = c::compile(toolchain, &source, "gets-static", &["-O2"], true)?;
     for engine in ["flat", "flex"] {
         let directory = toolchain.scratch("gets")?;
         measure(&rust, &directory, engine)?; // fills the database
-        let (mut in_rust, mut in_c) = (Vec::new(), Vec::new());
+        let mut fastest = [f64::MAX; 3];
         for _ in 0..TURNS {
-            in_rust.push(measure(&rust, &directory, engine)?);
-            in_c.push(measure(&shared, &directory, engine)?);
+            for (time, program) in fastest.iter_mut().zip([&rust, &shared, &linked]) {
+                *time = time.min(measure(program, &directory, engine)?);
+            }
         }
-        let (rust, c) = (median(&mut in_rust), median(&mut in_c));
-        println!("{engine}: Rust {rust:.0} ns, C {c:.0} ns a get; C takes {:.3} times as long", c / rust);
+        let [rust, shared, linked] = fastest;
+        println!("{engine}: Rust {rust:.0} ns a get");
+        for (name, time) in [("shared", shared), ("static", linked)] {
+            println!("{engine}: C, {name} library {time:.0} ns, {:.2} times as long", time / rust);
+        }
     }
     Ok(())
 }
@@ -35,9 +43,4 @@ fn measure(program: &Path, directory: &Path, engine: &str) -> Result<f64, String
     command.arg(directory).arg(engine);
     let (is_done, text) = output(command)?;
     text.trim().parse().ok().filter(|_| is_done).ok_or(format!("{}: {text}", program.display()))
-}
-
-fn median(times: &mut [f64]) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }

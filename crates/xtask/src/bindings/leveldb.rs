@@ -1,7 +1,8 @@
 //! # LevelDB's own test of its C interface, on `libleveldb_sheaf`
 //!
 //! The test is part of LevelDB's source, which Debian's archive has. It is fetched on the first run
-//! and not copied into the project. The variable `SHEAF_LEVELDB_SOURCE` names an unpacked copy.
+//! and not copied into the project. The variable `SHEAF_LEVELDB_SOURCE` names an unpacked copy. If
+//! Go is installed, the tests of its package levigo run, too.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -61,7 +62,39 @@ pub(super) fn test(toolchain: &Toolchain) -> Result<(), String> {
     );
     write_and_run(toolchain, &include, "all_functions", &program, &["-Wall", "-Werror"])?;
     let own = crate::shell::project_root().join("crates/ffi-leveldb/tests/comparator.c");
-    write_and_run(toolchain, &include, "comparator", &read(&own)?, &["-Wall", "-Wextra", "-Werror"])
+    write_and_run(toolchain, &include, "comparator", &read(&own)?, &["-Wall", "-Wextra", "-Werror"])?;
+    test_levigo(toolchain, &include)
+}
+
+/// Module file and checksums for the tests of levigo, in their own module.
+const GO_FILES: [(&str, &str); 2] = [
+    ("go.mod", "module bindings\n\ngo 1.20\n\nrequire github.com/jmhodges/levigo v1.0.0\n"),
+    (
+        "go.sum",
+        "github.com/jmhodges/levigo v1.0.0 h1:q5EC36kV79HWeTBWsod3mG11EgStG3qArTKcvlksN1U=\n\
+         github.com/jmhodges/levigo v1.0.0/go.mod h1:Q6Qx+uH3RAqyK4rFQroq9RL7mdkABMcfhEI+nNuzMJQ=\n",
+    ),
+];
+
+/// Runs the tests of levigo, linked with the library under the name of LevelDB's.
+fn test_levigo(toolchain: &Toolchain, include: &Path) -> Result<(), String> {
+    if !Command::new("go").arg("version").output().is_ok_and(|output| output.status.success()) {
+        println!("\n== Go is not installed: the tests of levigo are skipped");
+        return Ok(());
+    }
+    let module = toolchain.scratch("levigo")?;
+    let failed = |error: std::io::Error| format!("{}: {error}", module.display());
+    for (name, text) in GO_FILES {
+        std::fs::write(module.join(name), text).map_err(failed)?;
+    }
+    let library = toolchain.libraries.join("libleveldb_sheaf.so");
+    std::os::unix::fs::symlink(library, module.join("libleveldb.so")).map_err(failed)?;
+    let mut command = Command::new("go");
+    command.args(["test", "-count=1", "github.com/jmhodges/levigo"]).current_dir(&module);
+    command.env("CGO_ENABLED", "1").env("CGO_CFLAGS", format!("-I{}", include.display()));
+    let (links, libraries) = (module.display(), toolchain.libraries.display());
+    command.env("CGO_LDFLAGS", format!("-L{links} -Wl,-rpath,{libraries}"));
+    step(command)
 }
 
 /// Returns the functions that a header declares.
