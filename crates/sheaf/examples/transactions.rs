@@ -119,16 +119,16 @@ impl Cinema {
 
 /// Lets several threads book until the cinema is full, and cancels some bookings. Returns the
 /// number of booked seats.
-fn run(dir: &Path) -> Result<usize, Refusal> {
+fn run(dir: &Path) -> sheaf::Result<usize> {
     let cinema = &Cinema::open(dir)?;
-    let sell = |thread: u8| -> Result<(), Refusal> {
+    let sell = |thread: u8| -> sheaf::Result<()> {
         for number in 0.. {
             let (customer, count) = (format!("customer {thread}-{}", number / 2), 1 + number % 3);
             match cinema.book(&customer, count) {
                 Ok((row, seat)) => println!("{customer}: row {row}, {count} seats from {seat}"),
                 Err(Refusal::Limit) => println!("{customer}: no more than {LIMIT} seats"),
                 Err(Refusal::SoldOut) => break,
-                Err(other) => return Err(other),
+                Err(Refusal::Database(error)) => return Err(error),
             }
         }
         let given_back = cinema.cancel(&format!("customer {thread}-0"))?;
@@ -146,7 +146,7 @@ fn run(dir: &Path) -> Result<usize, Refusal> {
     Ok(by_seat)
 }
 
-fn main() -> Result<(), Refusal> {
+fn main() -> sheaf::Result<()> {
     let mine = std::env::temp_dir().join("sheaf-example-transactions");
     run(std::env::args_os().nth(1).as_deref().map_or(&mine, Path::new)).map(drop)
 }

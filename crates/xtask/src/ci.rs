@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
+use crate::bindings;
 use crate::field;
 use crate::invariants;
 use crate::prose;
@@ -50,6 +51,12 @@ pub(crate) fn run() -> Result<(), String> {
         &[&["clippy", "--locked"], &service[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
     ))?;
     step(with_opt_level(cargo(&[&["test", "--locked"], &service[..]].concat()), "0"))?;
+    // The C libraries are no default members. Their tests in C need a compiler; that of LevelDB is
+    // fetched, and therefore not part of CI.
+    let libraries = ["-p", "sheaf-ffi", "-p", "sheaf-ffi-leveldb", "--all-targets", "--", "-D", "warnings"];
+    step(cargo(&[&["clippy", "--locked"], &libraries[..]].concat()))?;
+    step(cargo(&["test", "--locked", "-p", "sheaf-ffi", "--lib"]))?;
+    bindings::bindings(&["--profile", "test", "--skip-leveldb"].map(str::to_owned))?;
     for tests in interleavings(&[]) {
         step(with_opt_level(tests, "1"))?;
     }

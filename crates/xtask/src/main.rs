@@ -7,6 +7,7 @@
 // A tool: files, processes and time are its work.
 #![allow(clippy::disallowed_methods)]
 
+mod bindings;
 mod campaign;
 mod ci;
 mod field;
@@ -25,6 +26,9 @@ cargo xtask ci                                  all checks of CI
 cargo xtask field [--form short|full|long] [--only A,B] [--engine A,B] [--list]
     loads of real programs on the real disk, with the required value of each figure: short takes 3 minutes at most,
     full has the sizes of the required values (about an hour, 12 GB), long is ten times as long
+cargo xtask bindings [--profile NAME] [--skip-leveldb | --update | --gets | --install PREFIX]
+    libsheaf and libleveldb_sheaf: builds them, and runs their C tests plain, with sanitizers and under valgrind (takes
+    a C compiler); --update writes sheaf.h, --gets compares gets in C and Rust, --install copies library and header
 cargo xtask prose [--update | --totals | --list PATH]
     the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
     smaller ones, --totals prints the counts of each crate, --list the violations of some files
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Some("field") => field::field(&words[1..]),
+        Some("bindings") => bindings::bindings(&words[1..]),
         Some("invariants") => invariants::invariants(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),
         Some("filesystems") => filesystems::filesystems(&words[1..]),
