@@ -171,6 +171,9 @@ impl Scan {
 
     /// Free the state that the iterator pins. Further calls return no item.
     fn close(&self, py: Python<'_>) {
+        if self.shared.is_forked() {
+            return; // another thread of the parent may have held the lock
+        }
         let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
         let iter = state.iter.take();
         state.lengths.clear();

@@ -40,6 +40,15 @@ impl RawReader {
     }
 }
 
+impl Drop for RawReader {
+    fn drop(&mut self) {
+        if self.shared.is_forked() {
+            // Unpinning a slot takes a lock that another thread of the parent may have held.
+            std::mem::forget(self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
 #[pymethods]
 impl RawReader {
     fn __len__(&self) -> usize {
@@ -81,6 +90,9 @@ impl RawReader {
     }
 
     fn close(&self, py: Python<'_>) {
+        if self.shared.is_forked() {
+            return; // another thread of the parent may have held the lock
+        }
         let reader = lock(py, &self.reader).take();
         py.detach(|| drop(reader));
     }
@@ -107,6 +119,15 @@ impl RawWriter {
         match error.downcast::<sheaf::Error>() {
             Ok(error) => self.shared.exception(py, &error),
             Err(error) => PyOSError::new_err(error.to_string()),
+        }
+    }
+}
+
+impl Drop for RawWriter {
+    fn drop(&mut self) {
+        if self.shared.is_forked() {
+            // Dropping the writer would remove the file that the parent still writes.
+            std::mem::forget(self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }
@@ -145,6 +166,9 @@ impl RawWriter {
 
     /// Discard the bytes. A second call does nothing.
     fn discard(&self, py: Python<'_>) {
+        if self.shared.is_forked() {
+            return; // another thread of the parent may have held the lock
+        }
         let writer = lock(py, &self.writer).take();
         py.detach(|| drop(writer));
     }

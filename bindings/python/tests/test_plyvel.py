@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,8 +94,9 @@ def test_sizes_of_ranges(tmp_path: Path) -> None:
             100_000,
             0,
         ]
-        for bad in ((1, 2), (b"1", None)):
+        pairs: list[Any] = [(1, 2), (b"1", None)]
+        for bad in pairs:
             with pytest.raises(TypeError):
-                db.approximate_size(*bad)  # type: ignore[arg-type]
+                db.approximate_size(*bad)
         with pytest.raises(TypeError):
             db.approximate_sizes(None)  # type: ignore[arg-type]
