@@ -5,6 +5,10 @@
 Prints the median of the rounds for each measure in thousand pairs a second, and the ratios. All
 stores have the same pairs: keys of 16 bytes in random order, values of 100 bytes. No store syncs
 within a measured call: plyvel and sheaf have their default, lmdb `sync=False`.
+
+`batch` fills batches pair by pair. `lists` writes lists of pairs with the fastest call of each
+package: `insert_many`, `putmulti`, and for plyvel again a batch. It writes the same keys with other
+values, so it is a load of updates.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ MUSTS = {
     ("get", "plyvel"): 1.5,
     ("get", "lmdb"): 1.2,
     ("batch", "plyvel"): 3.0,
+    ("lists", "plyvel"): 3.0,
     ("iterate", "plyvel"): 1.5,
 }
 
@@ -44,6 +49,10 @@ class Sheaf:
             with space.batch() as batch:
                 for key, value in group:
                     batch[key] = value
+
+    def write_lists(self, groups: list[list[tuple[bytes, bytes]]]) -> None:
+        for group in groups:
+            self.space.insert_many(group)
 
     def rest(self) -> None:
         self.db.quiesce()
@@ -75,6 +84,9 @@ class Plyvel:
                 for key, value in group:
                     batch.put(key, value)
 
+    def write_lists(self, groups: list[list[tuple[bytes, bytes]]]) -> None:
+        self.write(groups)
+
     def rest(self) -> None:
         self.db.compact_range()
 
@@ -104,6 +116,11 @@ class Lmdb:
             with self.env.begin(write=True) as txn:
                 for key, value in group:
                     txn.put(key, value)
+
+    def write_lists(self, groups: list[list[tuple[bytes, bytes]]]) -> None:
+        for group in groups:
+            with self.env.begin(write=True) as txn:
+                txn.cursor().putmulti(group)
 
     def rest(self) -> None:
         self.env.sync()
@@ -139,6 +156,7 @@ def run_round(makers: dict[str, Callable[[str], Any]], args: argparse.Namespace,
     value = choice.randbytes(100)
     pairs = [(key, value) for key in keys]
     groups = [pairs[at : at + args.batch] for at in range(0, len(pairs), args.batch)]
+    updates = [[(key, value[::-1]) for key, value in group] for group in groups]
     wanted = list(keys)
     choice.shuffle(wanted)
     paths = {name: tempfile.mkdtemp(prefix="sheaf-bench-") for name in makers}
@@ -146,7 +164,7 @@ def run_round(makers: dict[str, Callable[[str], Any]], args: argparse.Namespace,
     order = list(stores)
     results: dict[tuple[str, str], float] = {}
     try:
-        for measure in ("batch", "get", "iterate"):
+        for measure in ("batch", "get", "iterate", "lists"):
             choice.shuffle(order)
             for name in order:
                 store = stores[name]
@@ -154,8 +172,9 @@ def run_round(makers: dict[str, Callable[[str], Any]], args: argparse.Namespace,
                     "batch": lambda store=store: store.write(groups),
                     "get": lambda store=store: store.get(wanted),
                     "iterate": store.iterate,
+                    "lists": lambda store=store: store.write_lists(updates),
                 }[measure]
-                if measure != "batch":
+                if measure in ("get", "iterate"):
                     call()  # fills the caches
                 results[measure, name] = args.pairs / timed(call) / 1000
                 if measure == "batch":
@@ -181,7 +200,7 @@ def main() -> None:
     }
     rounds = [run_round(makers, args, seed) for seed in range(args.rounds)]
     print(f"{args.pairs} pairs, batches of {args.batch}, engine {args.engine}, {args.rounds} rounds")
-    for measure in ("get", "batch", "iterate"):
+    for measure in ("get", "batch", "lists", "iterate"):
         for name in makers:
             rates = [found[measure, name] for found in rounds]
             line = f"{measure:8} {name:7} {statistics.median(rates):8.0f} thousand/s"
