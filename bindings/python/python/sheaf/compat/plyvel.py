@@ -216,7 +216,7 @@ class DB:
 
     def approximate_size(self, start: Buffer, stop: Buffer) -> int:
         """Return the bytes of keys and values in a range. Reads the range."""
-        pairs = self._space.items(start=start, stop=stop)
+        pairs = self._space.items(start=_bytes(start), stop=_bytes(stop))
         return sum(len(key) + len(value) for key, value in pairs)
 
     def approximate_sizes(self, *ranges: tuple[Buffer, Buffer]) -> list[int]:
