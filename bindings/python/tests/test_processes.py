@@ -306,7 +306,9 @@ def test_objects_outlive_their_database(path: Path) -> None:
 
 def interrupt(program: str, tmp_path: Path, delay: float = 0.5) -> tuple[str, float]:
     """Interrupt a program after it printed "ready". Return its output, and the time it took."""
-    source = "import sheaf, signal, sys\n" + textwrap.dedent(program)
+    # A job in the background of a shell inherits an ignored SIGINT.
+    handler = "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    source = "import sheaf, signal, sys\n" + handler + textwrap.dedent(program)
     child = subprocess.Popen(
         [sys.executable, "-u", "-c", source, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
