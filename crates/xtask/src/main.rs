@@ -8,6 +8,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod bindings;
+mod bindings_python;
 mod campaign;
 mod ci;
 mod field;
@@ -32,6 +33,8 @@ cargo xtask bindings [--profile NAME] [--skip-leveldb | --update | --gets | --in
 cargo xtask prose [--update | --totals | --list PATH]
     the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
     smaller ones, --totals prints the counts of each crate, --list the violations of some files
+cargo xtask bindings-python                     builds the wheel of the Python bindings, installs it in a clean environment,
+                                                runs its tests, and checks its types; takes Python 3.11 or later
 cargo xtask invariants                          each numbered invariant of a module header has an assert that names it,
                                                 or a row in docs/invariants.md with the reason
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
             println!("{HELP}");
             Ok(())
         }
+        Some("bindings-python") => bindings_python::bindings_python(&words[1..]),
         Some("field") => field::field(&words[1..]),
         Some("bindings") => bindings::bindings(&words[1..]),
         Some("invariants") => invariants::invariants(&words[1..]),
