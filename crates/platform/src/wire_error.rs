@@ -10,9 +10,7 @@
 //! bound.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -25,6 +23,15 @@ const MAX_INTERNED: usize = 512;
 const MAX_INTERNED_LEN: usize = 64;
 /// Maximum number of bytes of a text in a message.
 const MAX_TEXT: usize = 8 << 10;
+
+/// Returns the path with these bytes. Bytes that no path of the system can have are replaced.
+#[must_use]
+pub fn path_of_bytes(bytes: &[u8]) -> PathBuf {
+    #[cfg(unix)]
+    return <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(bytes).into();
+    #[cfg(not(unix))]
+    return String::from_utf8_lossy(bytes).into_owned().into();
+}
 
 /// Encoders of the parts of a message other than numbers.
 pub trait WriteWire {
@@ -44,7 +51,7 @@ impl WriteWire for FieldWriter {
     }
 
     fn path(&mut self, path: &Path) {
-        self.bytes(path.as_os_str().as_bytes());
+        self.bytes(path.as_os_str().as_encoded_bytes());
     }
 
     fn flag(&mut self, flag: bool) {
@@ -106,7 +113,7 @@ impl<'a> ReadWire<'a> for FieldReader<'a> {
     }
 
     fn path(&mut self) -> Result<PathBuf, Damage> {
-        Ok(OsStr::from_bytes(self.bytes()?).into())
+        Ok(path_of_bytes(self.bytes()?))
     }
 
     fn flag(&mut self) -> Result<bool, Damage> {

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
+use crate::cross;
 use crate::field;
 use crate::invariants;
 use crate::prose;
@@ -32,6 +33,7 @@ pub(crate) fn run() -> Result<(), String> {
     invariants::invariants(&[])?;
     let all = ["--all-targets", "--features", "sheaf-testkit/campaign"];
     step(cargo(&[&["clippy", "--locked"], &all[..], &["--", "-D", "warnings"]].concat()))?;
+    cross::cross_in_ci()?;
     let mut doc = cargo(&["doc", "--locked", "--no-deps"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;

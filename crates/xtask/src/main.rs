@@ -1,4 +1,4 @@
-//! # xtask: `cargo xtask ci`, `campaign`, `field`, `invariants`, `prose`, `seeded` and others
+//! # xtask: `cargo xtask ci`, `campaign`, `cross`, `field`, `invariants`, `prose`, `seeded` and others
 //!
 //! Defines all checks of the project; `.ci/run` is only a wrapper. Has no dependencies, so that it
 //! builds quickly.
@@ -9,6 +9,7 @@
 
 mod campaign;
 mod ci;
+mod cross;
 mod field;
 mod filesystems;
 mod invariants;
@@ -25,6 +26,8 @@ cargo xtask ci                                  all checks of CI
 cargo xtask field [--form short|full|long] [--only A,B] [--engine A,B] [--list]
     loads of real programs on the real disk, with the required value of each figure: short takes 3 minutes at most,
     full has the sizes of the required values (about an hour, 12 GB), long is ten times as long
+cargo xtask cross [--install] [TARGET ...]      clippy of the library and the command for other systems and processors;
+                                                --install lets rustup install missing targets
 cargo xtask prose [--update | --totals | --list PATH]
     the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
     smaller ones, --totals prints the counts of each crate, --list the violations of some files
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
             println!("{HELP}");
             Ok(())
         }
+        Some("cross") => cross::cross(&words[1..]),
         Some("field") => field::field(&words[1..]),
         Some("invariants") => invariants::invariants(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),

@@ -7,6 +7,10 @@
 mod inspect;
 mod maintain;
 mod pairs;
+#[cfg(target_os = "linux")]
+mod serving;
+#[cfg(not(target_os = "linux"))]
+#[path = "serving/unsupported.rs"]
 mod serving;
 
 pub(crate) use inspect::{advise, engines, keyspaces, stats, top, verify};
