@@ -40,7 +40,7 @@ pub(crate) fn run() -> Result<(), String> {
     step(cargo(&["test", "--locked"]))?; // the test command of the README
     // Optional features and the benchmark, without a C compiler and C libraries. They are built
     // together, because they have the same dependencies.
-    let optional = ["-p", "sheaf", "--features", "sheaf/tracing,sheaf/metrics"];
+    let optional = ["-p", "sheaf-db", "--features", "sheaf-db/tracing,sheaf-db/metrics"];
     step(cargo(
         &[&["clippy", "--locked"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
     ))?;

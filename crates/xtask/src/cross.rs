@@ -45,7 +45,7 @@ pub(crate) fn cross(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// Installs what is missing and checks the installed targets. A machine without rustup, or without
+/// Installs missing targets and checks the installed targets. A machine without rustup, or without
 /// a network, checks fewer of them and prints their names.
 ///
 /// # Errors
@@ -69,7 +69,7 @@ fn not_installed(missing: &[&str]) -> String {
 /// Runs clippy, which is a check with more warnings, for all targets in one command: the build
 /// scripts and macros are then built once. Its target directory is its own.
 fn check(targets: &[&str]) -> Result<(), String> {
-    let mut words = vec!["clippy", "--locked", "-p", "sheaf", "-p", "sheaf-cli"];
+    let mut words = vec!["clippy", "--locked", "-p", "sheaf-db", "-p", "sheaf-cli"];
     targets.iter().for_each(|target| words.extend(["--target", target]));
     words.extend(["--", "-D", "warnings"]);
     let mut command = cargo(&words);
