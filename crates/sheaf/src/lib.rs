@@ -54,7 +54,7 @@ pub use batch::{Batch, CommitTicket};
 pub use bulk_load::{BulkLoadOptions, BulkLoader};
 #[doc(hidden)]
 pub use convert::RunningConversion;
-pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, engine_options, engines};
+pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, disk_formats, engine_options, engines};
 pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};
 #[doc(hidden)]
 pub use ipc::{ExportedSnapshot, decode_and_reencode as fuzz_ipc_message};

@@ -13,6 +13,8 @@ mod serving;
 #[path = "serving/unsupported.rs"]
 mod serving;
 
+pub(crate) mod pages;
+
 pub(crate) use inspect::{advise, engines, keyspaces, stats, top, verify};
 pub(crate) use maintain::{backup, compact, convert, drop, repair};
 pub(crate) use pairs::{del, dump, get, load, path, put, scan};

@@ -2,8 +2,8 @@
 //!
 //! A store to persistent memory is durable once its cache line has left the caches of the
 //! processor, and a fence has waited for that (FlatStore, §2.3). x86-64, and aarch64 with Linux,
-//! have instructions for it. Every other target has none, and [`FlushInstruction::best`] says so. Only
-//! Linux has mappings to which they apply.
+//! have instructions for it. Every other target has none, and [`FlushInstruction::best`] says so.
+//! Only Linux has mappings to which they apply.
 //!
 //! ## Costs
 //!

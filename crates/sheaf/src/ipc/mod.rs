@@ -2,7 +2,7 @@
 //!
 //! Serves statistics, backups, conversions and snapshots to attached readers, but no data
 //! (`sheaf-server` does). docs/format/door.md specifies every byte. `server` and `connection`
-//! serve, `attached_owner` is the client; `message`, `overview` and `wire` encode. Windows has no door.
+//! serve, `attached_owner` is the client; other modules encode. Windows has no door.
 //!
 //! ```text
 //!  owner                                            client process
