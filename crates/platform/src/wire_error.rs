@@ -10,10 +10,8 @@
 //! bound.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::io;
 use std::ops::Bound;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -33,6 +31,15 @@ const CONFLICT_RANGE: u8 = 1;
 const CONFLICT_KEYSPACE: u8 = 2;
 const CONFLICT_TOO_MANY: u8 = 3;
 
+/// Returns the path with these bytes. Bytes that no path of the system can have are replaced.
+#[must_use]
+pub fn path_of_bytes(bytes: &[u8]) -> PathBuf {
+    #[cfg(unix)]
+    return <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(bytes).into();
+    #[cfg(not(unix))]
+    return String::from_utf8_lossy(bytes).into_owned().into();
+}
+
 /// Encoders of the parts of a message other than numbers.
 pub trait WriteWire {
     /// Writes a text. Truncates it to 8 KiB.
@@ -51,7 +58,7 @@ impl WriteWire for FieldWriter {
     }
 
     fn path(&mut self, path: &Path) {
-        self.bytes(path.as_os_str().as_bytes());
+        self.bytes(path.as_os_str().as_encoded_bytes());
     }
 
     fn flag(&mut self, flag: bool) {
@@ -113,7 +120,7 @@ impl<'a> ReadWire<'a> for FieldReader<'a> {
     }
 
     fn path(&mut self) -> Result<PathBuf, Damage> {
-        Ok(OsStr::from_bytes(self.bytes()?).into())
+        Ok(path_of_bytes(self.bytes()?))
     }
 
     fn flag(&mut self) -> Result<bool, Damage> {

@@ -1,6 +1,6 @@
 //! # Transactions: their cost next to that of a compare-and-swap
 //!
-//! `cargo bench -p sheaf --bench transactions -- [ENGINE] [PAIRS]` prints, for one thread, the
+//! `cargo bench -p sheaf-db --bench transactions -- [ENGINE] [PAIRS]` prints, for one thread, the
 //! median time of each call over rounds that take turns, and its ratio to a compare-and-swap. A
 //! call reads a random key of a resident keyspace and writes it.
 

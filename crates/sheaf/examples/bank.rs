@@ -2,7 +2,7 @@
 //! thread has changed an account since then, the commit writes nothing. The transfer is then tried
 //! again with the new values.
 //!
-//! `cargo run -p sheaf --example bank [DIR]`
+//! `cargo run -p sheaf-db --example bank [DIR]`
 
 use std::path::Path;
 

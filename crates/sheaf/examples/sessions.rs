@@ -1,7 +1,7 @@
 //! Sessions of a web site: read by their token at each request, renewed, and removed at their end.
 //! A batch changes two keyspaces of two engines together: by token, and by the time of the end.
 //!
-//! `cargo run -p sheaf --example sessions [DIR]`
+//! `cargo run -p sheaf-db --example sessions [DIR]`
 
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 //! that two bookings never get the same seat, and a limit for each customer. The transaction runs
 //! again if another booking was faster.
 //!
-//! `cargo run -p sheaf --example transactions [DIR]`
+//! `cargo run -p sheaf-db --example transactions [DIR]`
 
 use std::path::Path;
 

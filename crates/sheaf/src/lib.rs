@@ -61,7 +61,7 @@ pub use bulk_load::{BulkLoadOptions, BulkLoader};
 pub use commit_ticket::{CommitFuture, CommitTicket};
 #[doc(hidden)]
 pub use convert::RunningConversion;
-pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, engine_options, engines};
+pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, disk_formats, engine_options, engines};
 pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};
 #[doc(hidden)]
 pub use ipc::{ExportedSnapshot, decode_and_reencode as fuzz_ipc_message};

@@ -1,7 +1,7 @@
 //! A thousand tasks: the number of threads is bounded, and no task blocks the runtime. The only
 //! test of this program, since it counts the threads of the process.
 //!
-//! `cargo test --release -p sheaf --features tokio --test thousand_tasks -- --nocapture` prints the
+//! `cargo test --release -p sheaf-db --features tokio --test thousand_tasks -- --nocapture` prints the
 //! figures.
 
 #![cfg(feature = "tokio")]

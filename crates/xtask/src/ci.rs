@@ -3,11 +3,11 @@
 use std::process::Command;
 use std::time::Instant;
 
-use crate::bindings;
 use crate::field;
 use crate::invariants;
 use crate::prose;
 use crate::shell::{self, cargo, interleavings};
+use crate::{bindings, cross};
 
 /// Runs a step. CI builds once, so incremental builds would only cost time, and would make the
 /// programs slower.
@@ -33,13 +33,14 @@ pub(crate) fn run() -> Result<(), String> {
     invariants::invariants(&[])?;
     let all = ["--all-targets", "--features", "sheaf-testkit/campaign"];
     step(cargo(&[&["clippy", "--locked"], &all[..], &["--", "-D", "warnings"]].concat()))?;
-    let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf/metrics,sheaf/tokio"]);
+    cross::cross_in_ci()?;
+    let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf-db/metrics,sheaf-db/tokio"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
     // Optional features and the benchmark, without a C compiler and C libraries. They are built
     // together, because they have the same dependencies.
-    let optional = ["-p", "sheaf", "--features", "sheaf/tracing,sheaf/metrics,sheaf/tokio"];
+    let optional = ["-p", "sheaf-db", "--features", "sheaf-db/tracing,sheaf-db/metrics,sheaf-db/tokio"];
     step(cargo(
         &[&["clippy", "--locked"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
     ))?;

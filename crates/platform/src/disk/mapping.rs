@@ -30,10 +30,12 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, munmap};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use super::descriptors::FileHandle;
+use super::page_advice::{PageAdvice, advise};
 use super::sigbus::MappingRegistration;
+#[cfg(target_os = "linux")]
 use super::write_back::FlushInstruction;
 use crate::fork::ForkGuard;
 
@@ -113,7 +115,7 @@ impl FileMapping {
         };
         let region = MappedRegion::new(fd, span, protection, flags)?;
         // After a failure a forked child has an extra mapping, which it never uses (invariant 2).
-        let _ = region.advise(0..span, Advice::LinuxDontFork);
+        let _ = region.advise(0..span, PageAdvice::NotInChildren);
         let registration = MappingRegistration::new(region.base.addr().get(), span);
         Ok(FileMapping {
             registration: registration.ok_or(io::ErrorKind::QuotaExceeded)?,
@@ -188,14 +190,14 @@ impl FileMapping {
         let bytes = page(offset)..page(offset.saturating_add(len).saturating_add(self.page_size - 1));
         if bytes.start < bytes.end {
             // Refused advice only costs time.
-            let _ = self.region.advise(bytes, Advice::WillNeed);
+            let _ = self.region.advise(bytes, PageAdvice::WillNeed);
         }
     }
 
     /// Hint that reads are random, so that the kernel reads missing pages one by one.
     pub(super) fn expect_scattered(&self) {
         // Refused advice only costs time.
-        let _ = self.region.advise(0..self.region.span, Advice::Random);
+        let _ = self.region.advise(0..self.region.span, PageAdvice::Random);
     }
 
     /// Prefetches `lines` cache lines from `offset` on.
@@ -249,6 +251,7 @@ impl FileMapping {
     /// # Safety
     ///
     /// * The processor must have the instruction.
+    #[cfg(target_os = "linux")]
     pub(super) unsafe fn write_lines_back(&self, range: Range<u64>, instruction: FlushInstruction) -> bool {
         let Some((start, len)) = self.address_of(&range) else { return false };
         // SAFETY:
@@ -277,7 +280,7 @@ impl FileMapping {
         let (first, end) = (range.start.div_ceil(self.page_size), range.end / self.page_size);
         if first < end && self.can_populate(range.start, range.end) {
             // Refused advice only costs time.
-            let _ = self.region.advise(self.bytes_of(first)..self.bytes_of(end), Advice::LinuxPopulateWrite);
+            let _ = self.region.advise(self.bytes_of(first)..self.bytes_of(end), PageAdvice::PopulateWrite);
         }
     }
 
@@ -312,7 +315,7 @@ impl FileMapping {
             return;
         }
         let bytes = self.bytes_of(first)..self.bytes_of(end);
-        if self.region.advise(bytes, Advice::LinuxPopulateWrite).is_err() {
+        if self.region.advise(bytes, PageAdvice::PopulateWrite).is_err() {
             return;
         }
         self.was_populated.store(true, Ordering::SeqCst);
@@ -368,7 +371,7 @@ impl FileMapping {
         let bytes = (pages.start < pages.end).then(|| self.bytes_of(pages.start)..self.bytes_of(pages.end));
         if let Some(bytes) = bytes.clone() {
             // Refused advice only costs time.
-            let _ = self.region.advise(bytes, Advice::LinuxDontNeed);
+            let _ = self.region.advise(bytes, PageAdvice::UnmapPages);
         }
         sync(from)?;
         self.synced_below.store(end - end % self.page_size, Ordering::SeqCst);
@@ -386,7 +389,7 @@ impl FileMapping {
         let bytes = page(offset)..page(offset.saturating_add(len));
         if bytes.start < bytes.end {
             // Refused advice only costs time.
-            let _ = self.region.advise(bytes, Advice::LinuxDontNeed);
+            let _ = self.region.advise(bytes, PageAdvice::UnmapPages);
         }
     }
 
@@ -403,7 +406,7 @@ impl FileMapping {
                 let next = end.min(at + run.len() * page);
                 if run[0] {
                     // Refused advice only costs time.
-                    let _ = self.region.advise(at..next, Advice::LinuxPopulateRead);
+                    let _ = self.region.advise(at..next, PageAdvice::PopulateRead);
                 }
                 at = next;
             }
@@ -433,6 +436,7 @@ impl FileMapping {
 
 /// Returns whether the first page of `fd` can be mapped with `MAP_SYNC`. Only persistent memory
 /// permits that.
+#[cfg(target_os = "linux")]
 pub(super) fn is_synchronous(fd: BorrowedFd<'_>) -> bool {
     let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
     let (span, protection) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
@@ -476,21 +480,20 @@ impl MappedRegion {
         // SAFETY:
         // * The range belongs to this mapping. The call writes one byte for each page, and `said`
         //   is large enough, as asserted above.
-        let answer = unsafe { libc::mincore(start.cast(), bytes.end - bytes.start, said.as_mut_ptr()) };
+        let answer =
+            unsafe { libc::mincore(start.cast(), bytes.end - bytes.start, said.as_mut_ptr().cast()) };
         said.map(|byte| answer == 0 && byte & 1 == 1)
     }
 
-    fn advise(&self, bytes: Range<usize>, advice: Advice) -> io::Result<()> {
+    fn advise(&self, bytes: Range<usize>, advice: PageAdvice) -> io::Result<()> {
         let is_inside = bytes.start < bytes.end && bytes.end <= self.span;
         assert!(is_inside, "mapping (I1): the range lies in the region");
         // SAFETY:
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };
         // SAFETY:
-        // * The range belongs to this mapping. No advice value in use changes its bytes: populate,
-        //   do not fork, no readahead, and drop the page table entries of a shared file mapping.
-        unsafe { madvise(start.cast(), bytes.end - bytes.start, advice) }?;
-        Ok(())
+        // * The range belongs to this mapping, which is a shared mapping of a file.
+        unsafe { advise(start, bytes.end - bytes.start, advice) }
     }
 }
 
@@ -519,6 +522,7 @@ fn unpack(word: u64) -> Range<u32> {
 }
 
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use std::os::fd::AsFd;
 

@@ -1,6 +1,7 @@
 //! # Disk: the only access to files of the operating system
 //!
-//! [`Disk`] has the calls on names, [`File`] those on bytes. [`real::RealDisk`] uses Linux.
+//! [`Disk`] has the calls on names, [`File`] those on bytes. [`real::RealDisk`] uses the system:
+//! Linux, macOS and FreeBSD (`real`), or Windows (`windows`).
 //! `SimDisk` (crate `sheaf-sim`) separates page cache and device, so that tests can cut the power,
 //! kill the process, fail syncs and fill the disk. No other module may use `std::fs`.
 //!
@@ -19,18 +20,31 @@
 //!
 //! All types are `Send + Sync`. The caller must exclude overlapping writes.
 
+#[cfg(unix)]
 pub mod bounded;
 pub mod cached_reads;
+#[cfg(unix)]
 pub mod descriptors;
 pub mod exported;
+#[cfg(unix)]
 mod flock;
 pub mod lock_holder;
+#[cfg(unix)]
 mod mapping;
+#[cfg(unix)]
+mod page_advice;
 mod permissions;
 pub mod persistent;
+#[cfg(unix)]
+mod persistent_mapping;
+#[cfg(unix)]
+pub mod real;
+#[cfg(windows)]
+#[path = "windows/mod.rs"]
 pub mod real;
 #[cfg(test)]
 pub(crate) mod scratch;
+#[cfg(unix)]
 mod sigbus;
 mod write_back;
 
@@ -42,7 +56,6 @@ use std::time::Duration;
 
 use persistent::{PersistenceMode, PersistentMemory};
 
-pub use descriptors::FileIdentity;
 pub use permissions::Permissions;
 
 use crate::error::{Error, IoContext, IoOp, Result};
@@ -122,7 +135,17 @@ impl DescriptorStats {
 
 /// Smallest limit of descriptors that [`Disk::with_descriptor_limit`] accepts. Smaller limits are
 /// raised to it.
-pub const MIN_OPEN_FILES: u32 = descriptors::MIN_DESCRIPTORS;
+/// With fewer, files would be opened and closed all the time.
+pub const MIN_OPEN_FILES: u32 = 16;
+
+/// Device and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileIdentity {
+    /// Number of the device.
+    pub device: u64,
+    /// Number of the inode on the device.
+    pub inode: u64,
+}
 
 /// Operations on names: files, directories, the lock.
 ///

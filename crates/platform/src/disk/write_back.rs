@@ -1,13 +1,15 @@
 //! # Write-back: instructions that move cache lines to the memory
 //!
 //! A store to persistent memory is durable once its cache line has left the caches of the
-//! processor, and a fence has waited for that (FlatStore, §2.3). x86-64 and aarch64 have
-//! instructions for it. Every other target has none, and [`FlushInstruction::best`] says so.
+//! processor, and a fence has waited for that (FlatStore, §2.3). x86-64, and aarch64 with Linux,
+//! have instructions for it. Every other target has none, and [`FlushInstruction::best`] says so.
+//! Only Linux has mappings to which they apply.
 //!
 //! ## Costs
 //!
 //! One instruction per line of [`LINE_BYTES`] bytes, and one per fence. No system call.
 
+#[cfg(target_os = "linux")]
 use std::ops::Range;
 
 /// Number of bytes that are written back together.
@@ -33,9 +35,9 @@ impl FlushInstruction {
     pub fn best() -> Option<FlushInstruction> {
         #[cfg(target_arch = "x86_64")]
         return best_of_x86();
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(all(target_arch = "aarch64", target_os = "linux"))]
         return best_of_aarch64();
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_os = "linux"))))]
         None
     }
 
@@ -45,6 +47,7 @@ impl FlushInstruction {
     ///
     /// * The processor must have the instruction.
     /// * The lines from that of `bytes.start` to that of the last byte must be mapped and readable.
+    #[cfg(target_os = "linux")]
     pub(super) unsafe fn write_back(self, bytes: Range<*const u8>) {
         let mut line = bytes.start.wrapping_sub(bytes.start.addr() % LINE_STEP);
         while line < bytes.end {
@@ -60,7 +63,7 @@ impl FlushInstruction {
     /// # Safety
     ///
     /// * The processor must have the instruction, and `line` must be mapped and readable.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     unsafe fn write_line_back(self, line: *const u8) {
         use std::arch::asm;
         match self {
@@ -85,7 +88,7 @@ impl FlushInstruction {
     /// # Safety
     ///
     /// * The processor must have the instruction, and `line` must be mapped and readable.
-    #[cfg(target_arch = "aarch64")]
+    #[cfg(all(target_os = "linux", target_arch = "aarch64"))]
     unsafe fn write_line_back(self, line: *const u8) {
         // `dc cvap` by its number, since an assembler for the base architecture rejects the name.
         // SAFETY:
@@ -94,7 +97,7 @@ impl FlushInstruction {
         unsafe { std::arch::asm!("sys #3, c7, c12, #1, {}", in(reg) line, options(nostack)) }
     }
 
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    #[cfg(all(target_os = "linux", not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     unsafe fn write_line_back(self, _line: *const u8) {
         unreachable!("a target without an instruction");
     }
@@ -102,9 +105,11 @@ impl FlushInstruction {
 
 /// Distance of the write-backs. Lines of x86-64 have 64 bytes. The architecture of ARM permits
 /// shorter ones, down to 16 bytes. A line that is written back twice costs time only.
+#[cfg(target_os = "linux")]
 const LINE_STEP: usize = if cfg!(target_arch = "aarch64") { 16 } else { 64 };
 
 /// Waits until the lines that this thread wrote back before are durable.
+#[cfg(target_os = "linux")]
 pub(super) fn fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY:
@@ -138,7 +143,7 @@ fn best_of_x86() -> Option<FlushInstruction> {
     }
 }
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", target_os = "linux"))]
 fn best_of_aarch64() -> Option<FlushInstruction> {
     /// `HWCAP_DCPOP`: the kernel permits `dc cvap` to programs.
     const DCPOP: libc::c_ulong = 1 << 16;

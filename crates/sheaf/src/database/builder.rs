@@ -29,6 +29,17 @@ pub fn engines() -> Vec<&'static str> {
     Builder::default().engines.iter().map(|engine| engine.name()).collect()
 }
 
+/// Returns the versions of the disk format that this build reads and writes. A database of another
+/// version is refused with [`crate::Error::UnsupportedVersion`].
+///
+/// ```
+/// assert!(!sheaf::disk_formats().is_empty());
+/// ```
+#[must_use]
+pub fn disk_formats() -> std::ops::RangeInclusive<u32> {
+    sheaf_log::root::FORMAT..=sheaf_log::root::FORMAT_WITH_OPTIONS
+}
+
 /// Returns the creation options of the engine `engine`, with their ranges and defaults. Returns an
 /// empty slice if the engine is unknown or has no options.
 ///

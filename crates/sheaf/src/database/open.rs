@@ -80,7 +80,7 @@ impl Builder {
     /// Returns the errors of [`Builder::open`] and [`AttachedOwner::connect`].
     pub fn open_or_connect(self, path: impl AsRef<Path>) -> Result<OpenOutcome> {
         let path = path.as_ref();
-        self.retry_while_locked(path, |waiting| match AttachedOwner::connect(path)? {
+        self.retry_while_locked(path, |waiting| match AttachedOwner::find(path)? {
             Some(owner) => Ok(OpenOutcome::Owner(owner)),
             None => self.open_once(path, waiting).map(OpenOutcome::Database),
         })

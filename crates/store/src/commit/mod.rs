@@ -433,7 +433,7 @@ impl Store {
             if op.key.len() > MAX_KEY {
                 return too_large("key", op.key.len(), MAX_KEY);
             }
-            if value > MAX_VALUE {
+            if value as u64 > MAX_VALUE as u64 {
                 return too_large("value", value, MAX_VALUE);
             }
             let is_staged = value > self.effective_blob_threshold(write.keyspace.blob_threshold());

@@ -12,19 +12,19 @@
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
-use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{FallocateFlags, OFlags};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 
-use super::transfer::{read_whole, retry_interrupted, sync_range, write_whole};
-use super::{open_fd, sync};
+use super::transfer::{read_whole, retry_interrupted, write_whole};
+use super::{blocks_of, sync, system};
 use crate::disk::descriptors::{DescriptorPin, FileHandle, FileIdentity, OwnedHandle, SyncMarks};
 use crate::disk::mapping::{FileMapping, StoreOutcome};
-use crate::disk::persistent::{PersistenceMode, PersistentMapping, PersistentMemory};
+use crate::disk::persistent::{PersistenceMode, PersistentMemory};
+use crate::disk::persistent_mapping::PersistentMapping;
 use crate::disk::{File, OpenMode, PAGE, cached_reads, for_each_zero_chunk, write_zeros};
 use crate::error::Error;
 
@@ -96,7 +96,9 @@ impl File for RealFile {
         }
         let end = offset + pages.len() as u64;
         let written = self.write_change(end, |pin| {
-            let Some(fd) = pin.direct(open_direct) else { return Err(io::ErrorKind::InvalidInput.into()) };
+            let Some(fd) = pin.direct(system::open_direct) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
             // SAFETY:
             // * The pin keeps both descriptors of the handle open.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -138,12 +140,12 @@ impl File for RealFile {
     }
 
     fn has_blocks(&self, len: u64) -> io::Result<bool> {
-        let blocks = rustix::fs::fstat(fd_of(&self.handle.pin()?))?.st_blocks;
-        Ok(u64::try_from(blocks).is_ok_and(|blocks| blocks >= len.div_ceil(512)))
+        let seen = rustix::fs::fstat(fd_of(&self.handle.pin()?))?;
+        Ok(blocks_of(&seen) >= len.div_ceil(512))
     }
 
-    /// Allocates by `fallocate`. If the file system does not support it, fills the file with zeros
-    /// up to `len`. That covers new bytes, but not existing holes.
+    /// Allocates by a call of the system. If the file system does not support it, fills the file
+    /// with zeros up to `len`. That covers new bytes, but not existing holes.
     fn allocate(&self, len: u64) -> io::Result<()> {
         if len == 0 {
             return Ok(());
@@ -153,8 +155,7 @@ impl File for RealFile {
         }
         let pin = self.handle.pin()?;
         self.note_len(len);
-        let answer =
-            retry_interrupted(|| rustix::fs::fallocate(fd_of(&pin), FallocateFlags::empty(), 0, len));
+        let answer = retry_interrupted(|| system::allocate(fd_of(&pin), len));
         self.handle.note_write(0);
         match answer {
             Err(Errno::OPNOTSUPP) => write_zeros(self, self.len()?, len),
@@ -163,9 +164,8 @@ impl File for RealFile {
     }
 
     fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let pin = self.handle.pin()?;
-        let answer = retry_interrupted(|| rustix::fs::fallocate(fd_of(&pin), flags, offset, len));
+        let answer = retry_interrupted(|| system::punch_hole(fd_of(&pin), offset, len));
         self.handle.note_write(0);
         Ok(answer?)
     }
@@ -173,9 +173,7 @@ impl File for RealFile {
     fn start_sync(&self) {
         // Without a descriptor no data is unsynced.
         if let Some(pin) = self.handle.try_pin() {
-            // SAFETY: the descriptor is pinned, and the call accesses no memory. The sync reports
-            // errors.
-            unsafe { libc::sync_file_range(pin.fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+            system::start_write_back(fd_of(&pin));
         }
     }
 
@@ -184,9 +182,7 @@ impl File for RealFile {
             mapping.unmap_pages(offset, len);
         }
         if let Ok(pin) = self.handle.pin() {
-            // A refused hint only costs time.
-            let advice = rustix::fs::Advice::DontNeed;
-            let _ = rustix::fs::fadvise(fd_of(&pin), offset, NonZeroU64::new(len), advice);
+            system::drop_cached(fd_of(&pin), offset, len);
         }
     }
 
@@ -203,7 +199,7 @@ impl File for RealFile {
         match self.mapping.get().filter(|mapping| mapping.was_populated()) {
             Some(mapping) => self.sync_by(
                 |handle, marks| handle.note_sync_to(end, marks),
-                |pin| mapping.sync_below(end, |from| sync_range(fd_of(pin), from, end)),
+                |pin| mapping.sync_below(end, |from| system::sync_range(fd_of(pin), from, end)),
             ),
             None => self.sync(),
         }
@@ -263,8 +259,7 @@ impl File for RealFile {
             (None, Some(mapping)) => mapping.will_need(offset, len),
             (pin, _) => {
                 let Some(pin) = pin.or_else(|| self.handle.pin().ok()) else { return };
-                // A refused hint only costs time.
-                let _ = rustix::fs::fadvise(fd_of(&pin), offset, Some(count), rustix::fs::Advice::WillNeed);
+                system::will_need(fd_of(&pin), offset, count);
             }
         }
     }
@@ -275,11 +270,7 @@ impl File for RealFile {
             (None, None) => self.handle.pin().ok(),
             (pin, _) => pin,
         };
-        let Some(pin) = pin else { return true };
-        let mut byte = [0];
-        let into = &mut [io::IoSliceMut::new(&mut byte)];
-        let read = rustix::io::preadv2(fd_of(&pin), into, offset, ReadWriteFlags::NOWAIT);
-        !matches!(read, Err(Errno::AGAIN))
+        pin.is_none_or(|pin| system::is_cached(fd_of(&pin), offset))
     }
 
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -437,11 +428,4 @@ fn fd_of<'p>(pin: &'p DescriptorPin<'_>) -> BorrowedFd<'p> {
     // SAFETY:
     // * The descriptor is open as long as the pin lives (descriptors I1).
     unsafe { BorrowedFd::borrow_raw(pin.fd()) }
-}
-
-/// Opens the file of `fd` again, for direct writes.
-fn open_direct(fd: RawFd) -> Option<RawFd> {
-    let again = format!("/proc/self/fd/{fd}");
-    let opened = open_fd(Path::new(&again), OFlags::WRONLY | OFlags::DIRECT);
-    opened.ok().map(IntoRawFd::into_raw_fd)
 }
