@@ -4,8 +4,8 @@
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyType};
-use sheaf::Error;
+use pyo3::types::{PyBytes, PyDict, PyType};
+use sheaf::{ConflictKeys, Error};
 
 use crate::shared::Shared;
 
@@ -83,7 +83,13 @@ fn describe_rest<'py>(py: Python<'py>, error: &Error) -> Description<'py> {
         Error::Unsupported { engine, feature } => {
             ("UnsupportedError", fields!(py, engine = *engine, feature = *feature))
         }
-        Error::Conflict => ("ConflictError", fields!(py,)),
+        Error::Conflict { keyspace, keys } => {
+            let key = match &**keys {
+                ConflictKeys::Key(key) => Some(PyBytes::new(py, key)),
+                _ => None,
+            };
+            ("ConflictError", fields!(py, keyspace = keyspace, key = key))
+        }
         Error::MemoryBudgetExceeded { budget } => ("MemoryBudgetError", fields!(py, budget = *budget)),
         Error::ReadOnly => ("ReadOnlyError", fields!(py,)),
         Error::InvalidArgument { argument, reason } => {

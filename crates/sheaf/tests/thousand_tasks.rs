@@ -1,8 +1,8 @@
 //! A thousand tasks: the number of threads is bounded, and no task blocks the runtime. The only
 //! test of this program, since it counts the threads of the process.
 //!
-//! `cargo test --release -p sheaf-db --features tokio --test thousand_tasks -- --nocapture` prints the
-//! figures.
+//! `cargo test --release -p sheaf-db --features tokio --test thousand_tasks -- --nocapture` prints
+//! the figures.
 
 #![cfg(feature = "tokio")]
 #![allow(clippy::disallowed_methods, reason = "measures real time, with a thread of its own")]

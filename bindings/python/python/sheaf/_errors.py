@@ -147,7 +147,10 @@ class UnsupportedError(Error):
 
 
 class ConflictError(Error):
-    """An expectation of a batch does not hold. Nothing was written."""
+    """An expectation of a batch on ``key`` of ``keyspace`` does not hold. Nothing was written."""
+
+    keyspace: str
+    key: bytes | None
 
 
 class MemoryBudgetError(Error, MemoryError):

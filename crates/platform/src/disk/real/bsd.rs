@@ -30,6 +30,11 @@ pub(super) fn sync_names(fd: BorrowedFd<'_>) -> io::Result<()> {
     return Ok(rustix::fs::fsync(fd)?);
 }
 
+/// Refuses: these systems have no read that does not wait for the device.
+pub(super) fn read_cached(_fd: BorrowedFd<'_>, _bytes: &mut [u8], _at: u64) -> rustix::io::Result<usize> {
+    Err(Errno::OPNOTSUPP)
+}
+
 /// Makes the file durable: these systems cannot sync a range.
 pub(super) fn sync_range(fd: BorrowedFd<'_>, _from: u64, _end: u64) -> io::Result<()> {
     sync_data(fd)

@@ -10,7 +10,7 @@
 //!    limit is queried once for each MiB of growth.
 
 use std::fmt;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -325,7 +325,7 @@ impl File for RealFile {
 impl RealFile {
     /// Fills `buf` from `offset` if all bytes are in the page cache.
     ///
-    /// A file system without support of `RWF_NOWAIT` (tmpfs) refuses the flag. Then a mapping tells
+    /// A system or file system without support of such reads (tmpfs) refuses. Then a mapping tells
     /// which pages are in memory. They could leave it before they are copied, which is rare.
     #[cold]
     fn read_cached(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -333,9 +333,7 @@ impl RealFile {
             matches!(refusal.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::EINVAL))
         };
         if let Some(pin) = self.handle.try_pin() {
-            let read = read_whole(offset, buf, |bytes, at| {
-                rustix::io::preadv2(fd_of(&pin), &mut [IoSliceMut::new(bytes)], at, ReadWriteFlags::NOWAIT)
-            });
+            let read = read_whole(offset, buf, |bytes, at| system::read_cached(fd_of(&pin), bytes, at));
             match read {
                 Err(refusal) if refused(&refusal) => {}
                 other => return other,

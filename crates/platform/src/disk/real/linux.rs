@@ -21,6 +21,11 @@ pub(super) fn sync_names(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fsync(fd)?)
 }
 
+/// Reads bytes that are in the page cache. Fails with EAGAIN if the device would be read.
+pub(super) fn read_cached(fd: BorrowedFd<'_>, bytes: &mut [u8], at: u64) -> rustix::io::Result<usize> {
+    rustix::io::preadv2(fd, &mut [io::IoSliceMut::new(bytes)], at, ReadWriteFlags::NOWAIT)
+}
+
 /// Makes `[from, end)` durable and leaves dirty pages behind `end` alone. Writes the range back and
 /// waits for it. Then rewrites its last bytes with a synced write, which flushes the device and
 /// commits the metadata of the file as fdatasync would.

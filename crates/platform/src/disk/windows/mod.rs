@@ -35,7 +35,7 @@ use windows_sys::Win32::Storage::FileSystem::{
     GetDiskFreeSpaceExW, GetFileInformationByHandle, SetFileInformationByHandle,
 };
 
-use super::{DirEntry, Disk, File, FileIdentity, LockMode, LockOutcome, OpenMode};
+use super::{DirEntry, Disk, File, FileIdentity, LockMode, LockOutcome, OpenMode, cached_reads};
 
 /// The file systems of the machine. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,6 +67,7 @@ pub fn usual_open_files() -> u32 {
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        cached_reads::check_may_wait()?;
         let mut options = OpenOptions::new();
         match open_mode {
             OpenMode::Read => options.read(true),
@@ -156,6 +157,7 @@ impl fmt::Debug for WindowsFile {
 
 impl File for WindowsFile {
     fn read_at(&self, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
+        cached_reads::check_may_wait()?; // nothing tells which bytes are in memory
         while !buf.is_empty() {
             match self.file.seek_read(buf, offset) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
