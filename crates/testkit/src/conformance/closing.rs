@@ -1,6 +1,8 @@
 //! # Closing: the end of a handle, of a database, of a process
 
-use super::{get, key, refused, sorted};
+use std::io::Write;
+
+use super::{bytes, get, key, refused, sorted};
 use crate::fixture::Fixture;
 use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
 
@@ -133,6 +135,40 @@ pub fn a_forked_child_gets_closed_and_the_parent_goes_on(fixture: &Fixture) {
     drop((snapshot, ks));
     let db = fixture.reopen(db);
     assert_eq!(sorted(&fixture.keyspace(&db, "a")).len(), 2);
+}
+
+pub fn a_forked_child_frees_no_value_of_its_parent(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
+    let large = bytes(fixture.setting.blob_threshold() + 1, 1);
+    ks.insert("large", &large).unwrap();
+    let mut writer = ks.writer("streamed").unwrap();
+    writer.write_all(&large).unwrap();
+    let reader = ks.reader("large").unwrap();
+    // SAFETY:
+    // * The child only drops the two values and ends by `_exit`. An alarm ends it if it blocks.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork works");
+    if child == 0 {
+        // SAFETY:
+        // * The call takes no pointers.
+        unsafe { libc::alarm(20) };
+        drop((writer, reader));
+        // SAFETY:
+        // * The call takes no pointers and does not return.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY:
+    // * `status` is valid for writes and outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status), "the child died of signal {}", libc::WTERMSIG(status));
+    writer.commit().unwrap();
+    drop(reader);
+    assert_eq!(get(&ks, "streamed").as_deref(), Some(&large[..]));
+    drop(ks);
+    let db = fixture.kill_and_reopen(db);
+    assert_eq!(get(&fixture.keyspace(&db, "a"), "streamed"), Some(large));
 }
 
 pub fn a_forked_child_does_not_keep_a_closed_database_locked(fixture: &Fixture) {

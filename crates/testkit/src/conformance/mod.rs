@@ -226,6 +226,7 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, REAL, closing:
                 a_forked_child_gets_closed_and_the_parent_goes_on
+                a_forked_child_frees_no_value_of_its_parent
                 a_forked_child_does_not_keep_a_closed_database_locked
             }
             $crate::promises! { $subject, EVERYWHERE, persistence:
