@@ -174,7 +174,7 @@ impl TransactionState {
         if key.len() > MAX_KEY {
             return too_large("key", key.len(), MAX_KEY);
         }
-        if let Some(value) = value.as_ref().filter(|value| value.len() > MAX_VALUE) {
+        if let Some(value) = value.as_ref().filter(|value| value.len() as u64 > MAX_VALUE as u64) {
             return too_large("value", value.len(), MAX_VALUE);
         }
         let changes = &mut self.keyspaces[index].changes;
