@@ -411,10 +411,10 @@ pub(super) const BUGS: &[SeededBug] = &[
         edits: &[
             SourceEdit {
                 find: "            let held = self.pipeline.stripes.lock(&stripes);",
-                replace: "            let first = writes.iter().position(is_outdated);\n            let held = self.pipeline.stripes.lock(&stripes);",
+                replace: "            let first = writes.iter().position(|write| self.is_outdated(write));\n            let held = self.pipeline.stripes.lock(&stripes);",
             },
             SourceEdit {
-                find: "if let Some(first) = writes.iter().position(is_outdated) {",
+                find: "if let Some(first) = writes.iter().position(|write| self.is_outdated(write)) {",
                 replace: "if let Some(first) = first {",
             },
         ],
