@@ -53,7 +53,7 @@ pub use commit::stall::{Stall, StallCallback, StallListener, StallStats};
 pub use commit::transaction::{RangeRead, RangeReads, RangeView, VersionCheck};
 pub use commit::value_writer::{FinishedValue, PartialValue};
 pub use commit::wakers::WakerKey;
-pub use commit::{CommitConflict, CommitOutcome, CommitWrite};
+pub use commit::{CommitConflict, CommitOutcome, CommitWrite, check_sizes};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport};
 pub use keyspace::convert::{
     Conversion, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,

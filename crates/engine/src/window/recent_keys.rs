@@ -34,6 +34,7 @@ use crossbeam_utils::CachePadded;
 
 use super::CommitProgress;
 use crate::contract::Bounds;
+use crate::keys::borrow_bound;
 use sheaf_log::types::{KeyspaceId, Seq};
 use sheaf_platform::memory::{Memory, MemoryPart};
 use sheaf_platform::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -99,7 +100,7 @@ impl RecentShard {
 
     fn has_newer(&self, since: Seq, keyspace: KeyspaceId, bounds: &Bounds) -> bool {
         let Some(keys) = self.keyspaces.get(&keyspace).filter(|_| !bounds.is_empty()) else { return false };
-        let range = (bounds.low.as_ref().map(Vec::as_slice), bounds.high.as_ref().map(Vec::as_slice));
+        let range = (borrow_bound(&bounds.low), borrow_bound(&bounds.high));
         keys.range::<[u8], _>(range).any(|(_, seq)| *seq > since)
     }
 }

@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_engine::contract::{Bounds, Projection};
+use sheaf_engine::keys::borrow_bound;
 use sheaf_platform::sync::Mutex;
 
 use super::state::TransactionState;
@@ -63,10 +64,6 @@ impl fmt::Debug for TransactionIter {
             .field("is_done", &self.is_done)
             .finish_non_exhaustive()
     }
-}
-
-fn borrow(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
 }
 
 /// Sets `bound` to `key`, and reuses its memory.
@@ -179,7 +176,7 @@ impl TransactionIter {
                 true => None,
                 false => state.first_change(
                     self.keyspace,
-                    (borrow(&self.rest.low), borrow(&self.rest.high)),
+                    (borrow_bound(&self.rest.low), borrow_bound(&self.rest.high)),
                     forward,
                 ),
             };
@@ -234,7 +231,7 @@ impl TransactionIter {
             self.front_range = Some(state.add_range(self.keyspace, Bounds::all()));
         }
         while forward && !self.has_returned_changes {
-            let rest = (borrow(&self.rest.low), Bound::Unbounded);
+            let rest = (borrow_bound(&self.rest.low), Bound::Unbounded);
             let Some((key, value)) = state.first_change(self.keyspace, rest, true) else {
                 self.has_returned_changes = true;
                 break;

@@ -106,6 +106,13 @@ impl Transaction {
         Ok(state)
     }
 
+    /// Returns the state, if the transaction can be used, and the index of a keyspace in it.
+    fn with_keyspace(&self, keyspace: &Keyspace) -> Result<(MutexGuard<'_, TransactionState>, usize)> {
+        let mut state = self.usable()?;
+        let index = state.touch(keyspace)?;
+        Ok((state, index))
+    }
+
     /// Returns whether a call has returned [`Error::Conflict`].
     fn has_conflict(&self) -> bool {
         self.state.lock().has_conflict()
@@ -146,8 +153,7 @@ impl Transaction {
     /// [`Error::InvalidArgument`] if it belongs to another open database, and the [read
     /// errors](Keyspace#read-errors).
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let mut state = self.usable()?;
-        let index = state.touch(keyspace)?;
+        let (mut state, index) = self.with_keyspace(keyspace)?;
         state.get(index, key.as_ref(), true)
     }
 
@@ -169,8 +175,7 @@ impl Transaction {
     ///
     /// Returns the errors of [`Transaction::get`].
     pub fn get_for_update(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let mut state = self.usable()?;
-        let index = state.touch(keyspace)?;
+        let (mut state, index) = self.with_keyspace(keyspace)?;
         state.check_reads();
         state.get(index, key.as_ref(), true)
     }
@@ -194,8 +199,7 @@ impl Transaction {
     ///
     /// Returns the errors of [`Transaction::get`].
     pub fn untracked_get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let mut state = self.usable()?;
-        let index = state.touch(keyspace)?;
+        let (mut state, index) = self.with_keyspace(keyspace)?;
         state.get(index, key.as_ref(), false)
     }
 
@@ -233,8 +237,7 @@ impl Transaction {
     /// Returns [`Error::TooLarge`] if the key or the value exceeds its limit, and
     /// [`Error::InvalidArgument`] if the keyspace belongs to another open database.
     pub fn insert(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        let mut state = self.usable()?;
-        let index = state.touch(keyspace)?;
+        let (mut state, index) = self.with_keyspace(keyspace)?;
         state.change(index, key.as_ref(), Some(Value::new(value.as_ref())))
     }
 
@@ -256,8 +259,7 @@ impl Transaction {
     ///
     /// Returns the errors of [`Transaction::insert`].
     pub fn remove(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
-        let mut state = self.usable()?;
-        let index = state.touch(keyspace)?;
+        let (mut state, index) = self.with_keyspace(keyspace)?;
         state.change(index, key.as_ref(), None)
     }
 

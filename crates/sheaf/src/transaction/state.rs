@@ -5,10 +5,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_engine::contract::{Action, Bounds, EngineOp};
-use sheaf_log::types::{MAX_KEY, MAX_VALUE, Seq};
+use sheaf_log::types::Seq;
 use sheaf_store::{
     CommitConflict, CommitOutcome, CommitWrite, KeyspaceState, RangeRead, RangeReads, RangeView,
-    VersionCheck, View,
+    VersionCheck, View, check_sizes,
 };
 
 use crate::keyspace::get_at;
@@ -168,15 +168,7 @@ impl TransactionState {
 
     /// Sets or removes `key`.
     pub(super) fn change(&mut self, index: usize, key: &[u8], value: Option<Value>) -> Result<()> {
-        let too_large = |object, got: usize, max: usize| {
-            Err(Error::TooLarge { object, got: got as u64, max: max as u64 })
-        };
-        if key.len() > MAX_KEY {
-            return too_large("key", key.len(), MAX_KEY);
-        }
-        if let Some(value) = value.as_ref().filter(|value| value.len() as u64 > MAX_VALUE as u64) {
-            return too_large("value", value.len(), MAX_VALUE);
-        }
+        check_sizes(key, value.as_ref().map_or(0, |value| value.len()))?;
         let changes = &mut self.keyspaces[index].changes;
         let before = match changes.get_mut(key) {
             Some(change) => Some(std::mem::replace(change, value)),

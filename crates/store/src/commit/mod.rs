@@ -420,9 +420,6 @@ impl Store {
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
     ) -> Result<()> {
-        let too_large = |what, got: usize, max: usize| {
-            Err(Error::TooLarge { object: what, got: got as u64, max: max as u64 })
-        };
         let (mut total, mut stages) = (0u64, false);
         for write in writes.iter() {
             let op = &write.op;
@@ -430,12 +427,7 @@ impl Store {
                 Action::Put(value) => value.len(),
                 _ => 0,
             };
-            if op.key.len() > MAX_KEY {
-                return too_large("key", op.key.len(), MAX_KEY);
-            }
-            if value as u64 > MAX_VALUE as u64 {
-                return too_large("value", value, MAX_VALUE);
-            }
+            check_sizes(op.key, value)?;
             let is_staged = value > self.effective_blob_threshold(write.keyspace.blob_threshold());
             stages |= is_staged;
             total += (op.key.len() + if is_staged { 64 } else { value } + HEADER) as u64;
@@ -622,6 +614,21 @@ impl Store {
     pub fn wait_missing_visible(&self, keyspace: &KeyspaceState, key: &[u8]) -> Result<()> {
         self.pipeline.progress.wait(self.pipeline.stripes.last(stripe_of(keyspace.id(), key)))
     }
+}
+
+/// Checks the sizes of a key and of a value of `value` bytes.
+///
+/// # Errors
+///
+/// Returns [`Error::TooLarge`] if one of them exceeds its limit.
+#[inline]
+pub fn check_sizes(key: &[u8], value: usize) -> Result<()> {
+    for (object, got, max) in [("key", key.len(), MAX_KEY), ("value", value, MAX_VALUE)] {
+        if got > max {
+            return Err(Error::TooLarge { object, got: got as u64, max: max as u64 });
+        }
+    }
+    Ok(())
 }
 
 /// Returns the stripes of the keys of a commit, in ascending order without duplicates.

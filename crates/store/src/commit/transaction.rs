@@ -90,7 +90,6 @@ pub struct RangeView {
     view: Arc<View>,
     /// `None` after it was released by the drop.
     reader: Option<RangeReader>,
-    store: Arc<Store>,
 }
 
 impl RangeView {
@@ -110,7 +109,7 @@ impl RangeView {
             }
         };
         store.pipeline.recent_keys.set_bound(&mut reader, view.seq());
-        Ok(RangeView { view, reader: Some(reader), store })
+        Ok(RangeView { view, reader: Some(reader) })
     }
 
     /// Returns the view.
@@ -122,11 +121,12 @@ impl RangeView {
 
 impl Drop for RangeView {
     fn drop(&mut self) {
-        if self.store.health.is_forked_child() {
+        let store = self.view.store();
+        if store.health.is_forked_child() {
             return; // a thread that exists only in the parent may hold the lock
         }
         if let Some(reader) = self.reader.take() {
-            self.store.pipeline.recent_keys.release(reader, &self.store.context.memory);
+            store.pipeline.recent_keys.release(reader, &store.context.memory);
         }
     }
 }
