@@ -256,14 +256,23 @@ impl Store {
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
     ) -> Result<CommitOutcome> {
+        self.commit_with_reads(writes, blobs, RangeReads::NONE)
+    }
+
+    /// Like [`Store::commit_with_blobs`], with the ranges that a transaction read.
+    pub(crate) fn commit_with_reads(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        reads: RangeReads<'_>,
+    ) -> Result<CommitOutcome> {
         let mut waits = CommitWaits::blocking();
-        let done = self.commit_with_waits(writes, blobs, RangeReads::NONE, &mut waits);
+        let done = self.commit_with_waits(writes, blobs, reads, &mut waits);
         self.report_waits(waits, writes);
         done
     }
 
-    /// Like [`Store::commit_with_blobs`], with the ranges that a transaction read. Records waits in
-    /// `waits`.
+    /// Like [`Store::commit_with_reads`], and records waits in `waits`.
     pub(crate) fn commit_with_waits(
         &self,
         writes: &mut [CommitWrite<'_>],
@@ -498,6 +507,7 @@ impl Store {
         Ok(None)
     }
 
+    #[inline(always)] // as small commits spend most of their time here
     fn commit_encoded(
         &self,
         writes: &mut [CommitWrite<'_>],
@@ -550,7 +560,7 @@ impl Store {
     }
 
     /// Copies a commit that has a seq to the logs, applies it and completes it.
-    #[inline]
+    #[inline(always)]
     fn execute(
         &self,
         placed: ReservedPlaces<'_>,
@@ -568,9 +578,7 @@ impl Store {
             return whole.abort();
         }
         if self.pipeline.recent_keys.has_readers() {
-            let changes = writes.iter().filter(|write| write.op.address != Address::NONE);
-            let keys = changes.map(|write| (write.keyspace.id(), write.op.key));
-            self.pipeline.recent_keys.record(seq, keys, &self.context.memory);
+            self.record_recent_keys(seq, writes);
         }
         whole.is_applying = true;
         let views = self.view_slots.collect();

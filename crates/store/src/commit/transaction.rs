@@ -15,11 +15,11 @@
 use std::sync::Arc;
 
 use super::{CommitConflict, CommitOutcome, CommitWrite};
-use crate::commit::stall::CommitWaits;
 use crate::snapshot::view::View;
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::{Action, Bounds, EngineOp};
 use sheaf_engine::window::{ClosedWindow, RangeReader, RecentChange, stripe_of};
+use sheaf_log::segment::Address;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
 use sheaf_platform::sync::atomic::Ordering;
@@ -147,9 +147,7 @@ impl Store {
         writes: &mut [CommitWrite<'_>],
         reads: RangeReads<'_>,
     ) -> Result<CommitOutcome> {
-        let mut waits = CommitWaits::blocking();
-        let done = self.commit_with_waits(writes, &mut SmallVec::new(), reads, &mut waits);
-        self.report_waits(waits, writes);
+        let done = self.commit_with_reads(writes, &mut SmallVec::new(), reads);
         match &done {
             Ok(CommitOutcome::Committed(_)) => self.counters.transactions.fetch_add(1, Ordering::Relaxed),
             Ok(CommitOutcome::Conflict(_)) => {
@@ -167,8 +165,17 @@ impl Store {
         self.pipeline.stripes.last(stripe_of(keyspace.id(), key)) > since
     }
 
+    /// Records the keys that a commit changes, for transactions that read ranges.
+    #[cold]
+    pub(super) fn record_recent_keys(&self, seq: Seq, writes: &[CommitWrite<'_>]) {
+        let changes = writes.iter().filter(|write| write.op.address != Address::NONE);
+        let keys = changes.map(|write| (write.keyspace.id(), write.op.key));
+        self.pipeline.recent_keys.record(seq, keys, &self.context.memory);
+    }
+
     /// Returns whether the preparation of `write` no longer shows that its key is unchanged. The
     /// caller holds the stripe of the key.
+    #[inline]
     pub(super) fn is_outdated(&self, write: &CommitWrite<'_>) -> bool {
         match write.check {
             Some(check) if !self.may_have_changed(write.keyspace, write.op.key, check.since) => false,
@@ -179,6 +186,7 @@ impl Store {
 
     /// Looks for a change of the ranges that a transaction read. Returns it with the last commit
     /// that has a seq.
+    #[cold]
     pub(super) fn check_ranges(&self, reads: RangeReads<'_>) -> Result<Option<(CommitConflict, Seq)>> {
         if reads.ranges.is_empty() {
             return Ok(None);
