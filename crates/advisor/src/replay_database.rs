@@ -327,7 +327,7 @@ impl ReplayDatabase {
         let is_durable = self.random.next_f64() < self.mix.durable_share;
         batch.durability(if is_durable { Durability::Sync } else { Durability::Buffer });
         match batch.commit() {
-            Err(Error::Conflict) | Ok(()) => Ok(()),
+            Err(Error::Conflict { .. }) | Ok(()) => Ok(()),
             Err(other) => Err(other),
         }
     }

@@ -7,7 +7,7 @@
 //! ## Picture
 //!
 //! ```text
-//!   tables/workloads.toml     tables/papers.toml
+//!   tables/workloads*.toml     tables/papers/*.toml
 //!        | workload                | paper
 //!        v                         v
 //!      plan: the jobs, each with its pairs and threads, in the order of execution

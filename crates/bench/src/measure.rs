@@ -176,8 +176,12 @@ pub(crate) fn disk_bytes(dir: &Path) -> u64 {
 pub(crate) fn drop_page_cache(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if entry.file_type()?.is_dir() {
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
             drop_page_cache(&entry.path())?;
+        }
+        // A killed process leaves its socket.
+        if !kind.is_file() {
             continue;
         }
         let file = fs::File::open(entry.path())?;
@@ -220,6 +224,16 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn the_page_cache_is_dropped_beside_the_socket_of_a_killed_process() {
+        let dir = std::env::temp_dir().join(format!("sheaf-bench-socket-{}", std::process::id()));
+        fs::create_dir_all(dir.join("below")).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(dir.join("socket")).unwrap());
+        fs::write(dir.join("below/file"), "x").unwrap();
+        drop_page_cache(&dir).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub(crate) struct WorkloadJob {
     pub(crate) seconds: f64,
     /// Whether only peers run, without a sync every 100 ms, and for one round.
     pub(crate) unsynced: bool,
+    /// The only stores that run it; empty for all stores of the run.
+    pub(crate) subjects: Vec<BenchSubject>,
 }
 
 /// All jobs of a run, divided by the origin of their databases.
@@ -80,6 +82,7 @@ pub(crate) fn jobs(loads: &[Workload], pairs: &[u64], threads: &[u64], seconds: 
                     threads: *threads,
                     seconds,
                     unsynced: false,
+                    subjects: Vec::new(),
                 };
                 if load.unsynced {
                     jobs.push(WorkloadJob { unsynced: true, ..job.clone() });
@@ -132,15 +135,18 @@ impl JobPlan {
 
     /// Returns the estimated seconds of the whole plan.
     pub(crate) fn estimate(&self, options: &RunOptions) -> f64 {
-        let stores = options.subjects.len() as f64;
-        let rounds = options.rounds as f64;
+        let stores = |is_for: &dyn Fn(BenchSubject) -> bool| {
+            options.subjects.iter().filter(|subject| is_for(**subject)).count() as f64
+        };
         let shared = self.shared.iter().map(|shared| {
-            let jobs: f64 = shared.jobs.iter().map(|job| job.estimate() * job.rounds(options) as f64).sum();
-            stores * (fill_estimate(&shared.data) + jobs)
+            let jobs = shared.jobs.iter().map(|job| {
+                stores(&|subject| job.is_for(subject)) * job.estimate() * job.rounds(options) as f64
+            });
+            stores(&|subject| shared.is_for(subject)) * fill_estimate(&shared.data) + jobs.sum::<f64>()
         });
         let single = self.single.iter().map(|job| {
             let fill = if job.workload.start == InitialState::Own { fill_estimate(&job.data) } else { 0.0 };
-            stores * if job.unsynced { 1.0 } else { rounds } * (fill + job.estimate())
+            stores(&|subject| job.is_for(subject)) * job.rounds(options) as f64 * (fill + job.estimate())
         });
         shared.chain(single).sum()
     }
@@ -159,6 +165,11 @@ impl JobPlan {
 }
 
 impl SharedJobs {
+    /// Returns whether `subject` runs any of the jobs.
+    pub(crate) fn is_for(&self, subject: BenchSubject) -> bool {
+        self.jobs.iter().chain(&self.fill).any(|job| job.is_for(subject))
+    }
+
     /// Returns whether all stores may be open at once. A store needs its budget and its data in
     /// memory, but never more than twice the data.
     pub(crate) fn fits(&self, stores: usize, memory: u64) -> bool {
@@ -177,6 +188,12 @@ impl WorkloadJob {
         self.workload.mix == OperationMix::only(PairOperation::Load)
             && self.workload.start == InitialState::Empty
             && self.workload.cap.is_none()
+    }
+
+    /// Returns whether `subject` runs the job.
+    pub(crate) fn is_for(&self, subject: BenchSubject) -> bool {
+        (self.subjects.is_empty() || self.subjects.contains(&subject))
+            && (!self.unsynced || subject.is_synced_by_us())
     }
 
     pub(crate) fn rounds(&self, options: &RunOptions) -> u64 {

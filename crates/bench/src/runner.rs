@@ -48,8 +48,10 @@ pub(crate) fn run(options: &RunOptions, jobs: Vec<WorkloadJob>) -> Result<Vec<Re
     let mut runner = PlanRunner { options, run_dir: place, progress, lines, written: Vec::new() };
     runner.write(RecordLine::Run(header(options, &machine)))?;
     for shared in &plan.shared {
-        let at_once = if shared.fits(options.subjects.len(), memory) { options.subjects.len() } else { 1 };
-        for subjects in options.subjects.chunks(at_once.max(1)) {
+        let mut subjects = options.subjects.clone();
+        subjects.retain(|subject| shared.is_for(*subject));
+        let at_once = if shared.fits(subjects.len(), memory) { subjects.len() } else { 1 };
+        for subjects in subjects.chunks(at_once.max(1)) {
             runner.run_shared(shared, subjects)?;
         }
     }
@@ -104,7 +106,7 @@ fn header(options: &RunOptions, machine: &MachineInfo) -> RunHeader {
             .map(|subject| StoreNote {
                 name: subject.name().to_owned(),
                 title: subject.title(),
-                setting: subject.setting().to_owned(),
+                setting: subject.setting(),
             })
             .collect(),
     }
@@ -212,7 +214,7 @@ impl PlanRunner<'_> {
             match self.fill_store(shared, *subject) {
                 Ok(open) => stores.push(open),
                 Err(error) => {
-                    for job in &shared.jobs {
+                    for job in shared.jobs.iter().filter(|job| job.is_for(*subject)) {
                         self.record_absent(&job.workload.name, *subject, &error.to_string())?;
                     }
                 }
@@ -247,7 +249,7 @@ impl PlanRunner<'_> {
             let at = if round % 2 == 1 { count - 1 - turn } else { turn };
             let Some(open) = stores.get_mut(at) else { continue };
             let subject = open.subject;
-            if job.unsynced && !subject.is_synced_by_us() {
+            if !job.is_for(subject) {
                 continue;
             }
             let outcome = if job.workload.mix.scans() && !open.is_ordered {
@@ -291,7 +293,12 @@ impl PlanRunner<'_> {
         let before = std::mem::replace(&mut open.host, StoreProcess::start(None)?);
         match end {
             CloseMode::Closed => before.close()?,
-            CloseMode::Killed => before.kill_during_writes(data, kill_delay(round))?,
+            CloseMode::Killed | CloseMode::KilledCold => {
+                before.kill_during_writes(data, kill_delay(round))?;
+            }
+        }
+        if end == CloseMode::KilledCold {
+            measure::drop_page_cache(&dir)?;
         }
         let opened = open.host.open(open.subject, &dir, StoreSetting::BUFFERED, Some(data))?;
         Ok(PhaseOutcome {
@@ -310,7 +317,7 @@ impl PlanRunner<'_> {
                 subjects.reverse();
             }
             for subject in subjects {
-                if job.unsynced && !subject.is_synced_by_us() {
+                if !job.is_for(subject) {
                     continue;
                 }
                 self.progress.next(&format!("{}, round {}", job.workload.name, round + 1));
@@ -329,17 +336,24 @@ impl PlanRunner<'_> {
         let dir = self.run_dir.fresh(subject.name())?;
         let cap = job.cap_bytes().map(MemoryCgroup::new).transpose()?;
         let mut host = StoreProcess::start(None)?;
-        let opened = host.open(
-            subject,
-            &dir,
-            StoreSetting { memory: StoreSetting::BUFFERED.memory, ..job.setting() },
-            None,
-        )?;
+        let is_filled = job.workload.start == InitialState::Own;
+        // A durable store is filled without a sync for each pair, and opened again.
+        let first = StoreSetting {
+            memory: StoreSetting::BUFFERED.memory,
+            durable: job.workload.durable && !is_filled,
+            ..job.setting()
+        };
+        let opened = host.open(subject, &dir, first, None)?;
         if job.workload.mix.scans() && !opened.is_ordered {
             return Err("has no key order, hence no scans".into());
         }
-        if job.workload.start == InitialState::Own {
+        if is_filled {
             self.prepare(job, &mut host)?;
+        }
+        if is_filled && job.workload.durable && cap.is_none() {
+            host.close()?;
+            host = StoreProcess::start(None)?;
+            host.open(subject, &dir, job.setting(), None)?;
         }
         if let Some(cap) = &cap {
             host.close()?;

@@ -1,6 +1,7 @@
 //! # Workloads: the workload table, parsed and expanded
 //!
 //! `tables/workloads.toml` describes each workload in a few lines; its head explains the fields.
+//! `tables/workloads-papers.toml` continues it with workloads that only papers use.
 //! This module expands them to one [`Workload`] for each kind of data, share in per cent, and cap
 //! on memory. `plan` adds the properties of a run: pairs, seconds, stores.
 
@@ -13,7 +14,8 @@ use crate::data::{DataSpec, ValueSizes};
 use crate::keys::KeyLayout;
 use crate::phase_spec::{KeyChoice, OperationMix};
 
-const TABLE: &str = include_str!("../tables/workloads.toml");
+const TABLE: &str =
+    concat!(include_str!("../tables/workloads.toml"), include_str!("../tables/workloads-papers.toml"));
 
 /// Content of a database when a workload begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -34,6 +36,8 @@ pub(crate) enum InitialState {
 pub(crate) enum CloseMode {
     Closed,
     Killed,
+    /// Killed, and the database's pages are dropped from the page cache before the opening.
+    KilledCold,
 }
 
 /// One workload, for one kind of data and one cap.
@@ -275,8 +279,10 @@ fn unfold(
     if data_name != row.data[0] {
         name += &format!("@{data_name}");
     }
-    if let Some(cap) = cap {
-        name += &format!(":1/{}", (1.0 / cap).round());
+    match cap {
+        Some(cap) if cap > 1.0 => name += &format!(":{cap}"),
+        Some(cap) => name += &format!(":1/{}", (1.0 / cap).round()),
+        None => {}
     }
     let kind = DataKind {
         name: data_name.to_owned(),
@@ -326,6 +332,9 @@ mod tests {
             "fill-random@v64k",
             "mix-update-20",
             "capped-ycsb-f:1/16",
+            "budget-insert:2",
+            "budget-insert:1/2",
+            "durable-small@k8-1k",
             "write-after-delete-90@v4k",
         ] {
             assert!(names.contains(name), "{name}");

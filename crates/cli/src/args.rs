@@ -63,12 +63,24 @@ directories with mode 700, unless --mode says otherwise.
 
 /// Sheaf, an embedded key-value database: read, write and maintain databases
 #[derive(Debug, Parser)]
-#[command(name = "sheaf", version, styles = STYLES, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "sheaf", version = version(), styles = STYLES, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
 pub(crate) struct Cli {
     /// Verb with its arguments.
     #[command(subcommand)]
     pub(crate) verb: Verb,
+}
+
+/// Returns the text of `--version`: version, commit and formats.
+pub(crate) fn version() -> String {
+    let formats = sheaf::disk_formats();
+    format!(
+        "{} (commit {}, disk formats {} to {})",
+        env!("CARGO_PKG_VERSION"),
+        env!("SHEAF_COMMIT"),
+        formats.start(),
+        formats.end()
+    )
 }
 
 /// Verbs of the command.
@@ -346,6 +358,18 @@ Examples:
   sheaf demo /usr/share/dict/words
   sheaf demo --dir /mnt/disk/demo")]
     Demo(Demo),
+    /// Print the completions of the command line for a shell
+    #[command(hide = true)]
+    Completions {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages to a directory, which must exist
+    #[command(hide = true)]
+    Manuals {
+        /// Directory
+        dir: PathBuf,
+    },
     /// Writer process that `demo` kills
     #[command(hide = true)]
     DemoWriter {

@@ -142,6 +142,7 @@ impl From<sheaf::Error> for Failure {
     }
 }
 
+#[cfg(target_os = "linux")]
 impl From<sheaf_client::ClientError> for Failure {
     fn from(error: sheaf_client::ClientError) -> Failure {
         match error {

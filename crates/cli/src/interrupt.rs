@@ -10,19 +10,20 @@
 //! 2. A second SIGINT ends the process at once, even during removal. The next run recognises
 //!    the files that are left.
 //! 3. A read through [`InterruptibleFile`] ends when a signal arrives, however long its input stays
-//!    silent.
+//!    silent. (On Windows it ends with the next input.)
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
-use std::os::fd::AsFd;
+#[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(unix)]
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::{flag, low_level};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use crate::failure::{Failure, Result};
 
@@ -31,6 +32,7 @@ pub(crate) struct Interrupt {
     /// Number of the last signal; zero if there was none.
     caught: Arc<AtomicUsize>,
     /// Gets a byte with each signal.
+    #[cfg(unix)]
     wake_pipe: UnixStream,
 }
 
@@ -44,7 +46,20 @@ impl Interrupt {
         Interrupt::begin().map_err(Failure::stream("watch for", "signals"))
     }
 
+    /// Watches for the signals that Windows emulates: Ctrl-C and the end of the session.
+    #[cfg(not(unix))]
     fn begin() -> io::Result<Interrupt> {
+        let caught = Arc::new(AtomicUsize::new(0));
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_usize(signal, Arc::clone(&caught), usize::try_from(signal).unwrap_or(0))?;
+        }
+        Ok(Interrupt { caught })
+    }
+
+    #[cfg(unix)]
+    fn begin() -> io::Result<Interrupt> {
+        use signal_hook::consts::SIGHUP;
+        use signal_hook::low_level;
         let caught = Arc::new(AtomicUsize::new(0));
         let (woken, wake) = UnixStream::pair()?;
         let ignored = ignored();
@@ -99,6 +114,7 @@ impl Interrupt {
 }
 
 /// Returns the signals that this process ignores, signal `n` as bit `n - 1`; 0 without /proc.
+#[cfg(unix)]
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -117,13 +133,30 @@ impl Read for InterruptibleFile<'_> {
             if self.interrupt.is_caught() {
                 return Err(io::Error::other("interrupted"));
             }
-            let readable = |stream| PollFd::from_borrowed_fd(stream, PollFlags::IN);
-            let mut ready = [readable(self.file.as_fd()), readable(self.interrupt.wake_pipe.as_fd())];
-            match poll(&mut ready, None) {
-                Ok(_) if !ready[0].revents().is_empty() => return self.file.read(bytes),
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+            if self.wait_for_input()? {
+                return self.file.read(bytes);
             }
         }
+    }
+}
+
+impl InterruptibleFile<'_> {
+    /// Waits for input or a signal. Returns true if a read does not block.
+    #[cfg(unix)]
+    fn wait_for_input(&self) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut ready =
+            [PollFd::new(&self.file, PollFlags::IN), PollFd::new(&self.interrupt.wake_pipe, PollFlags::IN)];
+        match poll(&mut ready, None) {
+            Ok(_) => Ok(!ready[0].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns true: a read ends without a signal only if there is input.
+    #[cfg(not(unix))]
+    fn wait_for_input(&self) -> io::Result<bool> {
+        Ok(true)
     }
 }

@@ -88,6 +88,8 @@ fn run(verb: Verb) -> Result {
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Call(args) => verbs::call::run(&args),
         Verb::Demo(args) => demo::run(&args),
+        Verb::Completions { shell } => verbs::pages::completions(shell),
+        Verb::Manuals { dir } => verbs::pages::manuals(&dir),
         Verb::DemoWriter { database } => demo::writer::run(&database),
     }
 }

@@ -1,7 +1,7 @@
 //! # Places: open databases and keyspaces from arguments
 
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+#[cfg(target_os = "linux")]
 use std::path::Path;
 
 use sheaf::{Builder, Database, DatabaseOverview, Error, Keyspace, KeyspaceOptions, OpenOutcome};
@@ -159,6 +159,7 @@ impl EngineOptionArgs {
 }
 
 /// Returns the first line of a token file.
+#[cfg(target_os = "linux")]
 pub(crate) fn read_token(file: Option<&Path>) -> Result<Option<String>> {
     let Some(path) = file else { return Ok(None) };
     let text = std::fs::read_to_string(path).map_err(Failure::stream("read", path))?;
@@ -170,7 +171,7 @@ pub(crate) fn read_token(file: Option<&Path>) -> Result<Option<String>> {
 
 /// Returns the bytes of an argument, taken literally or decoded from hexadecimal digits.
 pub(crate) fn decode_argument(argument: &OsStr, hex: bool) -> Result<Vec<u8>> {
-    let bytes = argument.as_bytes();
+    let bytes = argument.as_encoded_bytes();
     if !hex {
         return Ok(bytes.to_vec());
     }

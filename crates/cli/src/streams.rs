@@ -11,11 +11,11 @@
 //!
 //! ## Limits
 //!
-//! A pipe, a file or /dev/null counts as open: `> /dev/null` is no error.
+//! A pipe, a file or /dev/null counts as open: `> /dev/null` is no error. On Windows nothing is
+//! checked before `main`.
 
 use std::fs::File;
 use std::io::{self, StdoutLock, Write};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::failure::{Failure, Result};
@@ -26,25 +26,29 @@ static NO_INPUT: AtomicBool = AtomicBool::new(false);
 static NO_OUTPUT: AtomicBool = AtomicBool::new(false);
 
 /// Records which streams are unusable. Runs before `main` and before the runtime of Rust.
+#[cfg(unix)]
 extern "C" fn record_open_streams() {
     NO_INPUT.store(!is_open_for(libc::STDIN_FILENO, libc::O_RDONLY), Ordering::Relaxed);
     NO_OUTPUT.store(!is_open_for(libc::STDOUT_FILENO, libc::O_WRONLY), Ordering::Relaxed);
 }
 
+#[cfg(unix)]
 fn is_open_for(descriptor: libc::c_int, access: libc::c_int) -> bool {
     // SAFETY:
     // - F_GETFL takes no pointer and changes nothing; it returns -1 for a closed descriptor.
-    // - libc is initialised: functions in .init_array run after it.
+    // - libc is initialised: the functions of the section run after it.
     let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
     flags != -1 && [access, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE))
 }
 
 // SAFETY:
-// - The loader calls each pointer in .init_array once, as a C function, before `main`; arguments
+// - The loader calls each pointer in this section once, as a C function, before `main`; arguments
 //   that a function does not name are ignored by the C calling convention.
 // - `look` needs nothing of the runtime: it calls fcntl and stores to two atomics.
+#[cfg(unix)]
 #[used]
-#[unsafe(link_section = ".init_array")]
+#[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
+#[cfg_attr(not(target_vendor = "apple"), unsafe(link_section = ".init_array"))]
 static RECORD_OPEN_STREAMS: extern "C" fn() = record_open_streams;
 
 /// Returns stdin, unbuffered.
@@ -57,7 +61,10 @@ pub(crate) fn input() -> Result<File> {
         let source = io::Error::other("stdin is closed");
         return Err(Failure::Stream { op: "read", path: "stdin".into(), source });
     }
-    let own = io::stdin().as_fd().try_clone_to_owned();
+    #[cfg(unix)]
+    let own = std::os::fd::AsFd::as_fd(&io::stdin()).try_clone_to_owned();
+    #[cfg(windows)]
+    let own = std::os::windows::io::AsHandle::as_handle(&io::stdin()).try_clone_to_owned();
     Ok(own.map_err(Failure::stream("read", "stdin"))?.into())
 }
 

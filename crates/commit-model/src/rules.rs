@@ -240,6 +240,45 @@ pub struct ProtocolRules {
     pub pins_drain_the_window: bool,
     /// W11: a keyspace gets its name when all reserved commits are complete.
     pub publishing_drains_the_window: bool,
+
+    // Several frozen memtables (module `memtable_queue`, decisions/0036).
+    /// W41: a checkpoint ends when all memtables that were frozen when it began are flushed, also
+    /// those that the previous checkpoint left in the queue.
+    pub checkpoints_wait_for_all_memtables: bool,
+    /// W41: memtables that are frozen while a checkpoint is pending do not move its position.
+    pub queued_memtables_move_no_position: bool,
+    /// W41: the oldest memtables are flushed first, since replay skips the log up to the newest
+    /// commit in files.
+    pub memtables_are_flushed_in_order: bool,
+
+    // Transactions that read ranges (module `range_checks`, decisions/0051).
+    /// W42: a transaction registers as a reader before it reads the last reserved seq.
+    pub range_readers_register_first: bool,
+    /// W42: it takes its snapshot when all commits up to that seq are visible.
+    pub range_readers_wait_for_reserved_commits: bool,
+    /// W42: a commit reserves its seq before it looks for readers.
+    pub commits_look_for_readers_after_reserving: bool,
+    /// W42: a commit records its keys before it is complete.
+    pub commits_record_before_completion: bool,
+    /// W42: no other commit reserves between the check of a transaction and its reservation.
+    pub range_checks_stop_reservations: bool,
+    /// W42: the check waits for all commits that have a seq.
+    pub range_checks_wait_for_commits: bool,
+    /// W42: a reader that has no snapshot yet keeps the commits after the newest visible one.
+    pub registering_readers_have_a_bound: bool,
+    /// W42: the last reader ends and clears the record in one step.
+    pub the_last_reader_clears_at_once: bool,
+    /// W42: a snapshot that is older than a dropped record fails the check.
+    pub forgotten_commits_raise_the_floor: bool,
+
+    // Replay of the journal (module `journal_replay`, decisions/0039).
+    /// One thread at a time replays a partition.
+    pub a_partition_has_one_thread: bool,
+    /// The first segment that is not read yet may be read although the memory is full, if no piece
+    /// before it is left.
+    pub the_first_unread_segment_has_room: bool,
+    /// After an error, everything before it is still read and replayed.
+    pub errors_wait_for_earlier_records: bool,
 }
 
 impl ProtocolRules {
@@ -325,6 +364,21 @@ impl ProtocolRules {
         freezing_waits_for_checked_commits: true,
         pins_drain_the_window: true,
         publishing_drains_the_window: true,
+        checkpoints_wait_for_all_memtables: true,
+        queued_memtables_move_no_position: true,
+        memtables_are_flushed_in_order: true,
+        range_readers_register_first: true,
+        range_readers_wait_for_reserved_commits: true,
+        commits_look_for_readers_after_reserving: true,
+        commits_record_before_completion: true,
+        range_checks_stop_reservations: true,
+        range_checks_wait_for_commits: true,
+        registering_readers_have_a_bound: true,
+        the_last_reader_clears_at_once: true,
+        forgotten_commits_raise_the_floor: true,
+        a_partition_has_one_thread: true,
+        the_first_unread_segment_has_room: true,
+        errors_wait_for_earlier_records: true,
     };
 
     /// Returns the protocol: all rules are on.

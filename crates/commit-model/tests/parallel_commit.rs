@@ -1,6 +1,6 @@
 //! # Scenarios of parallel commits
 //!
-//! Scenarios W25 to W40 of commit.md. The first section has all rules on, and no invariant breaks.
+//! Scenarios W25 to W41 of commit.md. The first section has all rules on, and no invariant breaks.
 //! The second section turns one rule off, and its scenario appears. The last section covers the
 //! rules that the models added to W1 to W13, and sound alternatives to them.
 
@@ -9,6 +9,7 @@ use sheaf_commit_model::commit_order::{self, CommitOrderModel};
 use sheaf_commit_model::disk::{CrashKind, TornSectors};
 use sheaf_commit_model::explore::{BrokenInvariant, Exploration, explore};
 use sheaf_commit_model::freeze::{FreezeKind, FreezeModel};
+use sheaf_commit_model::memtable_queue::MemtableQueueModel;
 use sheaf_commit_model::stripes::{StripeJob, StripesModel};
 use sheaf_commit_model::views::ViewsModel;
 use sheaf_commit_model::window::{self, WindowModel};
@@ -54,6 +55,10 @@ fn views(rules: ProtocolRules) -> ViewsModel {
 
 fn freezing(rules: ProtocolRules, kind: FreezeKind) -> FreezeModel {
     FreezeModel { rules, kind, commits: 3, targets_by_seq: false, panics: 0 }
+}
+
+fn queue(rules: ProtocolRules) -> MemtableQueueModel {
+    MemtableQueueModel { rules, commits: 7, frozen: 3 }
 }
 
 fn order_window() -> commit_order::OrderBounds {
@@ -122,6 +127,14 @@ fn every_rule_on_holds_for_views() {
         .must_hold("views, two at once", 200_000);
     explore(ViewsModel { commits: 5, ..views(ProtocolRules::all()) })
         .must_hold("views, five commits", 40_000);
+}
+
+#[test]
+fn every_rule_on_holds_for_the_queue_of_memtables() {
+    for frozen in 1..=3 {
+        let model = MemtableQueueModel { frozen, ..queue(ProtocolRules::all()) };
+        explore(model).must_hold(&format!("memtable queue, {frozen}"), 390);
+    }
 }
 
 #[test]
@@ -364,6 +377,27 @@ fn a_ticket_that_does_not_wait_for_the_mark_is_lost_with_an_earlier_commit() {
     let rules = ProtocolRules { tickets_follow_the_mark: false, ..ProtocolRules::all() };
     let bounds = window::WindowBounds { commits: 3, ..cut() };
     window(rules, bounds).must_break(BrokenInvariant::Durable);
+}
+
+/// W41: the log is freed up to the newest frozen memtable, and an older one is not flushed.
+#[test]
+fn a_checkpoint_that_waits_for_one_memtable_frees_the_log_of_another() {
+    let rules = ProtocolRules { checkpoints_wait_for_all_memtables: false, ..ProtocolRules::all() };
+    explore(queue(rules)).must_break(BrokenInvariant::Durable);
+}
+
+/// W41: the log is freed up to a memtable that was frozen after the position was taken.
+#[test]
+fn a_position_that_follows_the_queue_frees_the_log_of_a_queued_memtable() {
+    let rules = ProtocolRules { queued_memtables_move_no_position: false, ..ProtocolRules::all() };
+    explore(queue(rules)).must_break(BrokenInvariant::Durable);
+}
+
+/// W41: replay skips an older memtable that is not flushed.
+#[test]
+fn a_flush_out_of_order_hides_the_log_of_an_older_memtable() {
+    let rules = ProtocolRules { memtables_are_flushed_in_order: false, ..ProtocolRules::all() };
+    explore(queue(rules)).must_break(BrokenInvariant::Durable);
 }
 
 // Rules that the models found.

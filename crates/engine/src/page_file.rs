@@ -137,7 +137,8 @@ impl PageFile {
             other => other.during(IoOp::Open, &self.path)?,
         };
         match self.check_head(&*file) {
-            Err(Error::Corrupt { damage: Damage::BadMagic { .. } | Damage::BadChecksum { .. }, .. }) => {}
+            Err(Error::Corrupt { damage, .. })
+                if matches!(*damage, Damage::BadMagic { .. } | Damage::BadChecksum { .. }) => {}
             checked => checked?,
         }
         let len = file.len().during(IoOp::Measure, &self.path)?;

@@ -255,10 +255,7 @@ pub fn read_ahead<'g, T>(
     entry: impl Fn(&T) -> Option<Address>,
     mut read: impl FnMut(&T, Option<(Seq, Record<'g>)>) -> Result<()>,
 ) -> Result<()> {
-    let some = || items.iter().step_by(items.len().div_ceil(CACHE_PROBES).max(1)).filter_map(&entry);
-    if is_usually_absent(|| some().any(|address| !segments.is_cached(address, guard))) {
-        items.iter().filter_map(&entry).for_each(|address| segments.will_need(address, guard));
-    }
+    request_absent(items, (segments, guard), &entry);
     let mut spots: SmallVec<[Option<PrefetchedEntry<'g>>; USUAL_BATCH]> = SmallVec::new();
     let ask = |spots: &mut SmallVec<_>| {
         let mut lines = 0;
@@ -279,6 +276,20 @@ pub fn read_ahead<'g, T>(
         read(item, spots[number].as_ref().and_then(PrefetchedEntry::entry))?;
     }
     Ok(())
+}
+
+/// Requests the entries of all items from the device if entries of this thread's batches tend not
+/// to be in memory, and does not wait. Otherwise makes no system call, except for two tests in some
+/// batches.
+pub fn request_absent<T>(
+    items: &[T],
+    (segments, guard): (&SegmentTable, &Guard),
+    entry: impl Fn(&T) -> Option<Address>,
+) {
+    let some = || items.iter().step_by(items.len().div_ceil(CACHE_PROBES).max(1)).filter_map(&entry);
+    if !items.is_empty() && is_usually_absent(|| some().any(|address| !segments.is_cached(address, guard))) {
+        items.iter().filter_map(&entry).for_each(|address| segments.will_need(address, guard));
+    }
 }
 
 /// Result of a thread's last test.

@@ -20,7 +20,7 @@ use crate::message::MalformedMessage;
 pub const MAGIC: [u8; 8] = *b"SHEAFRPC";
 /// Version of everything in docs/format/flatrpc.md. The server rejects a client of another version
 /// and answers with its own version.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of either message without the token.
 pub const HELLO_BYTES: usize = 64;
 /// Maximum length of a token in bytes.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sheaf::{Damage, Durability, Error};
+use sheaf::{ConflictKeys, Damage, Durability, Error};
 use sheaf_flatrpc::handshake::{
     ClientHello, HELLO_BYTES, HandshakeStatus, ReplyMode, ServerHello, SessionJoin,
 };
@@ -149,7 +149,7 @@ fn database_errors_survive_a_round_trip() {
         Damage::MissingCommits { first_missing: 7, durable: 8 },
         Damage::Truncated { got: 9, expected: 10 },
     ];
-    let corrupt = |damage| Error::Corrupt { path: path(), offset: 11, structure: "structure", damage };
+    let corrupt = |damage| Error::corrupt(&path(), 11, "structure", damage);
     let mut errors: Vec<Error> = damages.into_iter().map(corrupt).collect();
     errors.extend([
         Error::Io { op: IoOp::Read, path: path(), source: std::io::Error::from_raw_os_error(5) },
@@ -176,7 +176,7 @@ fn database_errors_survive_a_round_trip() {
         Error::KeyspaceNotFound { name: name() },
         Error::EngineMismatch { name: name(), found: "flat".into(), requested: "flex".into() },
         Error::Unsupported { engine: "flat", feature: "ranges" },
-        Error::Conflict,
+        Error::conflict("users", ConflictKeys::Key(b"ada".to_vec())),
         Error::MemoryBudgetExceeded { budget: 17 },
         Error::Busy { waiting_for: StallKind::Throttle },
         Error::ReadOnly,

@@ -1,7 +1,9 @@
 //! # Extents: location and checksums of bytes
 //!
 //! The bytes of one write, up to the maximum extent length, are a *chunk*: a sequence of *blocks*,
-//! each with its own checksum. An extent names a chunk and the number of its bytes to skip.
+//! each with its own checksum. A write directly behind the last bytes of the space's newest chunk
+//! extends that chunk and its extent (FlexSpace paper, section 4.1), as long as the last block is
+//! full or not flushed. An extent names a chunk and the number of its bytes to skip.
 //! Splitting an extent therefore moves no bytes and computes no checksums, and reading 4 KiB of it
 //! verifies 4 KiB and not 128.
 //!
@@ -20,13 +22,15 @@
 
 use sheaf_log::types::StoreId;
 
-use crate::tree::TreeItem;
+use crate::format::ExtentRun;
+use crate::tree::{ShiftTree, TreeEntry, TreeItem};
 
 /// Bytes of the header of each block.
 pub(crate) const BLOCK_HEADER: u64 = 8;
 /// [`BLOCK_HEADER`] as a `usize`.
 pub(crate) const BLOCK_HEADER_BYTES: usize = 8;
-const ALIGN: u64 = 8;
+/// Alignment of chunks.
+pub(crate) const ALIGN: u64 = 8;
 /// Bytes of a space's id.
 const SPACE_BYTES: usize = size_of::<StoreId>();
 const SKIP_BITS: u32 = 17;
@@ -73,6 +77,34 @@ impl Extent {
     pub(crate) fn skip(self) -> u64 {
         self.0 >> ADDRESS_BITS & (MAX_EXTENT - 1)
     }
+
+    /// Returns true if `next` continues the chunk behind `len` bytes of this extent.
+    pub(crate) fn is_continued_by(self, len: u64, next: Extent) -> bool {
+        !self.is_hole()
+            && !next.is_hole()
+            && self.chunk() == next.chunk()
+            && self.skip().checked_add(len) == Some(next.skip())
+    }
+}
+
+/// Appends an extent to a run. It becomes a part of the last one if it continues its chunk.
+pub(crate) fn push_extent(run: &mut ExtentRun, len: u64, extent: Extent) {
+    match run.last_mut() {
+        Some((before, last)) if last.is_continued_by(*before, extent) => *before += len,
+        _ => run.push((len, extent)),
+    }
+}
+
+/// Returns the entry that ends at `at` if `extent` continues its chunk. Bytes that are inserted at
+/// `at` then extend the entry.
+pub(crate) fn entry_continued_by(
+    tree: &ShiftTree<Extent>,
+    at: u64,
+    extent: Extent,
+) -> Option<TreeEntry<Extent>> {
+    // Only a chunk that grew has an extent that does not start with its first byte.
+    let last = at.checked_sub(1).filter(|_| !extent.is_hole() && extent.skip() > 0)?;
+    tree.get(last).filter(|e| e.start + e.len == at && e.item.is_continued_by(e.len, extent))
 }
 
 impl TreeItem for Extent {
@@ -128,11 +160,18 @@ impl SegmentSeed {
             let end = at + BLOCK_HEADER_BYTES + body.len();
             let (head, rest) = out[at..end].split_at_mut(BLOCK_HEADER_BYTES);
             rest.copy_from_slice(body);
-            head[..4].copy_from_slice(&self.checksum(offset + at as u64, body).to_le_bytes());
-            head[4..].copy_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+            head.copy_from_slice(&self.header(offset + at as u64, body));
             at = end;
         }
         out[at..].fill(0);
+    }
+
+    /// Returns the header of the block at `offset` of the segment.
+    pub(crate) fn header(self, offset: u64, body: &[u8]) -> [u8; BLOCK_HEADER_BYTES] {
+        let mut head = [0; BLOCK_HEADER_BYTES];
+        head[..4].copy_from_slice(&self.checksum(offset, body).to_le_bytes());
+        head[4..].copy_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+        head
     }
 }
 
@@ -149,6 +188,23 @@ mod tests {
         assert!(!tail.is_hole() && Extent::HOLE.suffix(1 << 60).is_hole());
         assert_eq!(Extent::from_bits(1 << 62), None);
         assert_eq!(Extent::from_bits(HOLE | 1), None);
+    }
+
+    #[test]
+    fn extents_of_a_chunk_join_only_in_sequence() {
+        let extent = Extent::new(64);
+        let mut run = ExtentRun::new();
+        for (len, extent) in [
+            (100, extent),
+            (50, extent.suffix(100)),
+            (5, extent.suffix(151)),
+            (5, Extent::new(72).suffix(156)),
+            (5, Extent::HOLE),
+            (5, extent.suffix(5)),
+        ] {
+            push_extent(&mut run, len, extent);
+        }
+        assert_eq!(run.iter().map(|(len, _)| *len).collect::<Vec<_>>(), [150, 5, 5, 5, 5]);
     }
 
     #[test]

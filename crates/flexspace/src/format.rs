@@ -10,7 +10,8 @@ use sheaf_log::types::{SegmentId, StoreId};
 use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
 use sheaf_platform::error::{Damage, Result};
 
-use crate::extent::Extent;
+use crate::checkpoint::NodeRoot;
+use crate::extent::{Extent, MAX_EXTENT};
 use crate::options::GeometryKind;
 use crate::tree::{MAX_LEN, TreeEntry};
 
@@ -18,6 +19,13 @@ use crate::tree::{MAX_LEN, TreeEntry};
 pub(crate) const LOG_DIR: &str = "log";
 /// Directory of the checkpoints.
 pub(crate) const TREE_DIR: &str = "tree";
+
+/// Version of the heads. Recovery points name a node file since 8.
+const HEAD_VERSION: u32 = 8;
+/// Layout of a checkpoint with a list of extents.
+const LIST_LAYOUT: u64 = 1;
+/// Layout of a checkpoint with the root of nodes in a node file.
+const NODES_LAYOUT: u64 = 2;
 
 /// Reference to one log segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +60,8 @@ pub(crate) struct SpaceHead {
 pub(crate) struct RecoveryPoint {
     /// Number of the checkpoint, 0 if there is none. `seq` is the last operation in it.
     pub(crate) checkpoint: u64,
+    /// Number of the checkpoint that created the node file of this checkpoint, 0 if it has none.
+    pub(crate) nodes: u64,
     pub(crate) seq: u64,
     /// Log segments in order.
     pub(crate) logs: Vec<LogSegmentRef>,
@@ -60,6 +70,7 @@ pub(crate) struct RecoveryPoint {
 impl RecoveryPoint {
     fn encode(&self, w: &mut FieldWriter) {
         w.u64(self.checkpoint);
+        w.u64(self.nodes);
         w.u64(self.seq);
         w.list(&self.logs, |w, log| {
             w.u64(log.id.0);
@@ -74,6 +85,7 @@ impl RecoveryPoint {
         };
         Ok(RecoveryPoint {
             checkpoint: r.counter("checkpoint")?,
+            nodes: r.counter("node file")?,
             seq: r.counter("operation")?,
             logs: r.list(log)?,
         })
@@ -83,6 +95,12 @@ impl RecoveryPoint {
 impl DoubleSlotState for SpaceHead {
     const STEM: &'static str = "HEAD";
     const MAGIC: &'static [u8; 8] = b"SHEAFFLX";
+    const OLDEST_VERSION: u32 = HEAD_VERSION;
+    const NEWEST_VERSION: u32 = HEAD_VERSION;
+
+    fn version(&self) -> u32 {
+        HEAD_VERSION
+    }
 
     fn generation(&self) -> u64 {
         self.generation
@@ -119,7 +137,12 @@ impl DoubleSlotState for SpaceHead {
 }
 
 /// Description of the valid bits of an extent, for errors.
-const VALID_EXTENT: &str = "a hole, or bits of an address and a skip only";
+pub(crate) const VALID_EXTENT: &str = "a hole, or bits of an address and a skip only";
+
+/// Returns the maximum length of an extent.
+pub(crate) fn max_len(extent: Extent) -> u64 {
+    if extent.is_hole() { MAX_LEN } else { MAX_EXTENT - extent.skip() }
+}
 
 fn decode_geometry_kind(r: &mut FieldReader<'_>) -> Result<GeometryKind, Damage> {
     let bits = r.u8()?;
@@ -135,6 +158,10 @@ pub(crate) fn checkpoint_name(number: u64) -> PathBuf {
 pub(crate) fn checkpoint_number(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(".img").filter(|digits| digits.len() == 16)?;
     u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNT_LIMIT)
+}
+
+pub(crate) fn node_file_name(number: u64) -> PathBuf {
+    PathBuf::from(TREE_DIR).join(format!("{number:016x}.nodes"))
 }
 
 /// Consecutive extents: length and location of each.
@@ -191,9 +218,9 @@ impl IndexRecord {
                 let bits = r.u64()?;
                 let bad = || Damage::bad_field("extent", VALID_EXTENT, bits);
                 let extent = Extent::from_bits(bits).ok_or_else(bad)?;
-                let len = r.u64()?;
-                if len == 0 || len > MAX_LEN {
-                    return Err(Damage::bad_field("extent length", 1..=MAX_LEN, len));
+                let (len, most) = (r.u64()?, max_len(extent));
+                if len == 0 || len > most {
+                    return Err(Damage::bad_field("extent length", 1..=most, len));
                 }
                 Ok((len, extent))
             })
@@ -228,7 +255,7 @@ pub(crate) fn decode(mut body: &[u8]) -> Result<Vec<IndexRecord>, Damage> {
     Ok(records)
 }
 
-/// Header of a checkpoint.
+/// Header of a checkpoint. `serials` is empty if a node file has them.
 pub(crate) struct CheckpointHeader {
     pub(crate) seq: u64,
     pub(crate) mark: u64,
@@ -247,9 +274,7 @@ pub(crate) fn write_checkpoint(
     out: &mut dyn ImageSink,
 ) -> Result<()> {
     let mut w = FieldWriter::default();
-    w.u64(summary.seq);
-    w.u64(summary.mark);
-    w.u64(summary.entries);
+    w.u64s([&LIST_LAYOUT, &summary.seq, &summary.mark, &summary.entries]);
     w.u64(summary.serials.len() as u64);
     for (segment, serial) in &summary.serials {
         w.u32(*segment);
@@ -265,17 +290,43 @@ pub(crate) fn write_checkpoint(
     Ok(())
 }
 
-/// Reads the output of [`write_checkpoint`]. Calls `each` with the entries in order.
+/// Writes a checkpoint whose extents are in a node file.
+///
+/// # Errors
+///
+/// Returns the errors of `out`.
+pub(crate) fn write_node_checkpoint(
+    summary: &CheckpointHeader,
+    root: &NodeRoot,
+    out: &mut dyn ImageSink,
+) -> Result<()> {
+    let mut w = FieldWriter::default();
+    w.u64s([&NODES_LAYOUT, &summary.seq, &summary.mark, &summary.entries]);
+    root.encode(&mut w);
+    out.put(&w.0)
+}
+
+/// Reads the output of [`write_checkpoint`] or [`write_node_checkpoint`]. Calls `each` with the
+/// entries of a list in order, or returns the root of the nodes.
 pub(crate) fn read_checkpoint(
     image: &mut dyn ImageSource,
     mut each: impl FnMut(u64, Extent),
-) -> Result<CheckpointHeader> {
+) -> Result<(CheckpointHeader, Option<NodeRoot>)> {
     let number = |image: &mut dyn ImageSource| {
         let mut bytes = [0; 8];
         image.fill(&mut bytes).map(|()| u64::from_le_bytes(bytes))
     };
-    let (seq, mark) = (number(image)?, number(image)?);
-    let (entries, segments) = (number(image)?, number(image)?);
+    let layout = number(image)?;
+    let (seq, mark, entries) = (number(image)?, number(image)?, number(image)?);
+    match layout {
+        LIST_LAYOUT => {}
+        NODES_LAYOUT => {
+            let summary = CheckpointHeader { seq, mark, entries, serials: Vec::new() };
+            return Ok((summary, Some(NodeRoot::read(image)?)));
+        }
+        _ => return Err(image.invalid_field("layout", (LIST_LAYOUT..=NODES_LAYOUT).into(), layout)),
+    }
+    let segments = number(image)?;
     let mut serials = Vec::new();
     for _ in 0..segments {
         let mut segment = [0; 4];
@@ -287,13 +338,14 @@ pub(crate) fn read_checkpoint(
         let (bits, len) = (number(image)?, number(image)?);
         let bad = || image.invalid_field("extent", VALID_EXTENT.into(), bits);
         let extent = Extent::from_bits(bits).ok_or_else(bad)?;
-        if len == 0 || len > MAX_LEN - total {
-            return Err(image.invalid_field("extent length", (1..=MAX_LEN - total).into(), len));
+        let most = max_len(extent).min(MAX_LEN - total);
+        if len == 0 || len > most {
+            return Err(image.invalid_field("extent length", (1..=most).into(), len));
         }
         total += len;
         each(len, extent);
     }
-    Ok(CheckpointHeader { seq, mark, entries, serials })
+    Ok((CheckpointHeader { seq, mark, entries, serials }, None))
 }
 
 #[cfg(test)]
@@ -314,6 +366,8 @@ mod tests {
         assert_eq!(decode(&bytes), Ok(records));
         assert!(decode(&bytes[..bytes.len() - 1]).is_err());
         assert!(decode(&[9]).is_err());
+        let beyond_chunk = IndexRecord::Insert { at: 0, run: vec![(131_072, Extent::new(8).suffix(1))] };
+        assert!(decode(&encode(&[beyond_chunk])).is_err());
         let head = SpaceHead {
             generation: 1,
             space: StoreId(2),
@@ -323,10 +377,11 @@ mod tests {
             next_number: 5,
             newest: RecoveryPoint {
                 checkpoint: 6,
+                nodes: 5,
                 seq: 7,
                 logs: vec![LogSegmentRef { id: SegmentId(8), end: 9, is_final: true }],
             },
-            older: RecoveryPoint { checkpoint: 3, seq: 2, logs: Vec::new() },
+            older: RecoveryPoint { checkpoint: 3, nodes: 1, seq: 2, logs: Vec::new() },
         };
         let bytes = head.encode();
         assert_eq!(SpaceHead::decode(&bytes), Ok(head));

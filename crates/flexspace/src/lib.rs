@@ -31,6 +31,7 @@
 
 #![warn(missing_docs)]
 
+mod checkpoint;
 mod extent;
 mod format;
 mod maintenance;

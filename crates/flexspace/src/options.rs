@@ -7,6 +7,11 @@ use sheaf_platform::memory::Memory;
 
 use crate::extent::MAX_EXTENT;
 
+/// Maximum number of reserved segments (paper, section 4.1).
+const MAX_RESERVE: u64 = 64;
+/// This part of a limit is reserved: 0.4 %. 64 segments of 4 MiB are reserved from 64 GiB on.
+const RESERVE_DIVISOR: u64 = 256;
+
 /// Options for opening a FlexSpace.
 #[derive(Clone, Debug)]
 pub struct SpaceOptions {
@@ -25,6 +30,13 @@ pub struct SpaceOptions {
     pub memory: Arc<Memory>,
     /// Clock that paces background work and throttling. Default: the clock of the machine.
     pub clock: Arc<dyn Clock>,
+    /// Writes and insertions directly behind the bytes of the one before extend their extent, up
+    /// to its maximum length (paper, section 4.1). Appends of 100 bytes then take 1/1310 of an
+    /// extent each, and 100.2 bytes instead of 112. In return, a checksum of 4 KiB covers several
+    /// writes: a read of one verifies up to 4 KiB, and a damaged byte makes all of them
+    /// unreadable. An extent in the middle of which bytes are removed or overwritten is split
+    /// again, so that removals add extents. Default: true.
+    pub merge_extents: bool,
     /// Starts no threads. Background work is then done by [`crate::FlexSpace::maintain`], and by
     /// writers that depend on it.
     pub inline: bool,
@@ -44,6 +56,7 @@ impl Default for SpaceOptions {
             limit: None,
             memory: Arc::new(Memory::new(u64::MAX)),
             clock: Arc::new(SystemClock),
+            merge_extents: true,
             inline: false,
             fine: false,
             tiny: false,
@@ -91,7 +104,8 @@ pub(crate) struct SpaceGeometry {
     pub(crate) log_segment_bytes: [u64; 2],
     /// Length of log after which a checkpoint is due. For a small index less, down to a fourth.
     pub(crate) checkpoint_log_bytes: u64,
-    /// Number of segments that only garbage collection may take.
+    /// Number of segments that only garbage collection may take. With a limit, see
+    /// [`SpaceGeometry::with_limit`].
     pub(crate) reserve: u64,
     /// Bytes that garbage collection moves in one step.
     pub(crate) gc_step_bytes: u64,
@@ -103,6 +117,10 @@ pub(crate) struct SpaceGeometry {
     pub(crate) log_backlog: u64,
     /// Bytes written after which background work syncs. Keeps each sync short.
     pub(crate) max_unsynced: u64,
+    /// Block of a node file. A block with a node that recovery may need is not written.
+    pub(crate) node_block: u64,
+    /// Entries up to which a checkpoint is a list in one file: 4 KiB, one read at the opening.
+    pub(crate) list_entries: u64,
 }
 
 impl SpaceGeometry {
@@ -121,6 +139,8 @@ impl SpaceGeometry {
                 backlog: 1 << 10,
                 log_backlog: 4 << 10,
                 max_unsynced: 8 << 10,
+                node_block: 512,
+                list_entries: 4,
             };
         }
         let fine = geometry_kind == GeometryKind::Fine;
@@ -137,11 +157,37 @@ impl SpaceGeometry {
             backlog: 512 << 10,
             log_backlog: 4 << 20,
             max_unsynced: 8 << 20,
+            node_block: 4 << 10,
+            list_entries: 256,
         }
+    }
+
+    /// Returns the sizes of a space with at most `segments` segments. A part of a limit is reserved
+    /// for garbage collection, up to the 64 segments of the paper (section 4.1). A pass walks the
+    /// whole index and copies at most as much as the reserve holds. With a long index and a small
+    /// reserve, most of its work would be walking (docs/decisions/0033).
+    pub(crate) fn with_limit(self, segments: u64) -> SpaceGeometry {
+        let most = self.reserve.max(MAX_RESERVE);
+        SpaceGeometry { reserve: (segments / RESERVE_DIVISOR).clamp(self.reserve, most), ..self }
     }
 
     /// Maximum bytes of records in one frame: half of the largest log segment.
     pub(crate) fn max_body(&self) -> usize {
         usize::try_from(self.log_segment_bytes[1] / 2).unwrap_or(usize::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reserve_grows_with_the_limit_up_to_that_of_the_paper() {
+        let reserve = |kind, segments| SpaceGeometry::new(kind).with_limit(segments).reserve;
+        let standard = [24, 2048, 4096, 8192, 16_384, 1 << 30];
+        let expected = [8, 8, 16, 32, 64, 64];
+        assert_eq!(standard.map(|segments| reserve(GeometryKind::Standard, segments)), expected);
+        assert_eq!(standard.map(|segments| reserve(GeometryKind::Fine, segments)), expected);
+        assert_eq!(reserve(GeometryKind::Tiny, 64), 2);
     }
 }

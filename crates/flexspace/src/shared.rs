@@ -25,6 +25,7 @@ use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::parallel::StepWaker;
 use sheaf_platform::sync::{Mutex, MutexGuard};
 
+use crate::checkpoint::CheckpointState;
 use crate::extent::Extent;
 use crate::format::{IndexRecord, RecoveryPoint, SpaceHead};
 use crate::maintenance::gc::GcPass;
@@ -81,7 +82,7 @@ pub(crate) struct SharedSpace {
     pub(crate) gc_pass: Mutex<Option<GcPass>>,
     pub(crate) head_state: Mutex<HeadState>,
     /// At most one checkpoint, sync, flush, and allocation of segments runs at a time.
-    pub(crate) checkpointing: Mutex<()>,
+    pub(crate) checkpointing: Mutex<CheckpointState>,
     pub(crate) syncing: Mutex<()>,
     pub(crate) flushing: Mutex<()>,
     pub(crate) allocating: Mutex<()>,
@@ -98,6 +99,8 @@ pub(crate) struct SharedSpace {
     pub(crate) gc_waker: StepWaker,
     pub(crate) counters: SpaceCounters,
     pub(crate) accounted: AtomicU64,
+    /// Memory of the table of stored nodes.
+    pub(crate) node_table_bytes: AtomicU64,
     /// Whether the owner has set a bound (`maintenance/space_bound.rs`).
     pub(crate) is_bounded: AtomicBool,
 }
@@ -108,6 +111,7 @@ pub(crate) struct SpaceCounters {
     pub(crate) moved: AtomicU64,
     pub(crate) freed: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
+    pub(crate) checkpoint_bytes: AtomicU64,
     pub(crate) syncs: AtomicU64,
 }
 
@@ -119,6 +123,7 @@ impl SharedSpace {
         writer: SpaceWriter,
         tree: Arc<TreeSnapshot<Extent>>,
         maintenance: HeadState,
+        checkpoints: CheckpointState,
         healed: Option<Error>,
     ) -> SharedSpace {
         let first = SpaceVersion { tree, data_files: Arc::clone(&writer.data_files), mark: writer.mark };
@@ -128,7 +133,8 @@ impl SharedSpace {
             incarnation: Incarnation(maintenance.head.incarnation),
             current: CurrentVersion::new(first),
             gc_pass: Mutex::new(None),
-            checkpointing: Mutex::new(()),
+            node_table_bytes: AtomicU64::new(checkpoints.table_bytes()),
+            checkpointing: Mutex::new(checkpoints),
             head_state: Mutex::new(maintenance),
             syncing: Mutex::new(()),
             flushing: Mutex::new(()),
@@ -185,7 +191,7 @@ impl SharedSpace {
         w.log(self.durable.load(Ordering::Acquire), records);
         w.apply(records);
         let tree = w.tree.publish(w.seq);
-        self.account(w.tree.allocated_bytes());
+        self.account(w.tree.allocated_bytes() + self.node_table_bytes.load(Ordering::Relaxed));
         let version = SpaceVersion { tree, data_files: Arc::clone(&w.data_files), mark: w.mark };
         self.current.store(version);
     }

@@ -61,6 +61,8 @@ pub struct SpaceStats {
     pub freed_segments: u64,
     /// Number of checkpoints since the space was opened.
     pub checkpoints: u64,
+    /// Bytes that these checkpoints wrote: nodes of the index and images.
+    pub checkpoint_bytes: u64,
     /// Number of syncs since the space was opened.
     pub syncs: u64,
 }
@@ -479,6 +481,7 @@ impl SharedSpace {
             moved_bytes: read(&self.counters.moved),
             freed_segments: read(&self.counters.freed),
             checkpoints: read(&self.counters.checkpoints),
+            checkpoint_bytes: read(&self.counters.checkpoint_bytes),
             syncs: read(&self.counters.syncs),
         }
     }

@@ -33,6 +33,46 @@ fn filled(blocks: u64) -> (SimDisk, Arc<FlexSpace>) {
     (disk, Arc::new(space))
 }
 
+mod merging {
+    use super::*;
+
+    /// Records are appended to an open block while it is read and sealed by flushes.
+    #[test]
+    fn readers_see_complete_records_while_a_block_grows() {
+        explore(400, || {
+            let space = Arc::new(open(&SimDisk::new()));
+            let writer = {
+                let space = Arc::clone(&space);
+                thread::spawn(move || {
+                    for n in 0..9u8 {
+                        space.write(u64::from(n) * 50, &[n + 1; 50]).expect("room");
+                    }
+                })
+            };
+            let flusher = {
+                let space = Arc::clone(&space);
+                thread::spawn(move || {
+                    for _ in 0..3 {
+                        space.sync().expect("synced");
+                    }
+                })
+            };
+            for _ in 0..4 {
+                let view = space.view();
+                let mut bytes = vec![0; 500];
+                let count = view.read(0, &mut bytes).expect("nothing is damaged");
+                let whole: Vec<u8> = (1..=9u8).flat_map(|n| [n; 50]).collect();
+                assert_eq!(bytes[..count], whole[..count]);
+                let peeked = view.peek(20, &mut bytes);
+                assert_eq!(bytes[..peeked], whole[20..20 + peeked]);
+            }
+            writer.join().expect("it ended");
+            flusher.join().expect("it ended");
+            space.verify(|finding| panic!("{finding}")).expect("readable");
+        });
+    }
+}
+
 mod reading {
     use super::*;
 

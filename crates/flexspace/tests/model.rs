@@ -31,14 +31,18 @@ fn compare_with_model(seed: u64, count: usize) {
         match step {
             WorkloadStep::Reopen => {
                 views.clear();
+                let live = space.stats().live_bytes;
                 space.close().unwrap_or_else(|e| panic!("{}: {e}", context()));
                 space = open(Arc::new(disk.clone())).unwrap_or_else(|e| panic!("{}: {e}", context()));
+                assert_eq!(space.stats().live_bytes, live, "as counted: {}", context());
             }
             WorkloadStep::Kill => {
                 views.clear();
                 space.sync().expect("nothing fails here");
+                let live = space.stats().live_bytes;
                 disk = disk.kill();
                 space = open(Arc::new(disk.clone())).unwrap_or_else(|e| panic!("{}: {e}", context()));
+                assert_eq!(space.stats().live_bytes, live, "as counted: {}", context());
             }
             _ => step.run(&space).unwrap_or_else(|e| panic!("{}: {e}", context())),
         }
@@ -171,8 +175,8 @@ fn cursors_read_write_insert_and_remove() {
 #[test]
 fn read_extent_gives_what_was_inserted_in_one_go() {
     let space = open(Arc::new(SimDisk::new())).expect("a new space");
+    space.insert(0, b"second").expect("room");
     space.insert(0, b"first").expect("room");
-    space.insert(5, b"second").expect("room");
     space.write(20, b"after a hole").expect("room");
     let extent = space.read_extent(8, 3).expect("readable").expect("there");
     assert_eq!((extent.start, extent.len, extent.bytes.as_slice()), (5, 6, &b"sec"[..]));

@@ -88,6 +88,7 @@ enum TreeOp {
     Collapse(u64, u64),
     Remap(u64, u64),
     Replace(u64, u64, u64),
+    Extend(u64, u64),
     Publish,
     Release(u8),
 }
@@ -102,6 +103,7 @@ fn op() -> impl Strategy<Value = TreeOp> {
         1 => (at, 0..3000u64).prop_map(|(at, len)| TreeOp::Collapse(at, len)),
         3 => (at, len.clone()).prop_map(|(at, len)| TreeOp::Remap(at, len)),
         3 => (at, 0..200u64, len).prop_map(|(at, len, new)| TreeOp::Replace(at, len, new)),
+        2 => (any::<u64>(), 1..40u64).prop_map(|(at, len)| TreeOp::Extend(at, len)),
         1 => Just(TreeOp::Publish),
         1 => any::<u8>().prop_map(TreeOp::Release),
     ]
@@ -137,6 +139,16 @@ impl TreeAndModel {
         let units = self.tree.len() / self.unit;
         let piece = self.piece();
         match *op {
+            TreeOp::Extend(at, len) => {
+                let entry = self.tree.get(at % self.tree.len().max(1));
+                if let Some(TreeEntry { start, len: before, item }) = entry.filter(|entry| entry.item.id > 0)
+                {
+                    self.tree.extend(start + before, len * self.unit);
+                    // Items of a model are bytes of a value, so the added bytes continue it. Bytes
+                    // that continued it before do not any more.
+                    self.flat.insert(start + before, len * self.unit, item.suffix(before));
+                }
+            }
             TreeOp::Insert(at, len) => self.insert(at % (units + 1) * self.unit, len * self.unit, piece),
             TreeOp::Append(len) => self.insert(units * self.unit, len * self.unit, piece),
             TreeOp::Hole(at, len) => {

@@ -41,6 +41,8 @@ pub trait DoubleSlotState: Sized {
     const STEM: &'static str;
     /// First bytes of a slot.
     const MAGIC: &'static [u8; 8];
+    /// The oldest version that this build can read.
+    const OLDEST_VERSION: u32 = FORMAT;
     /// The newest version that this build can read.
     const NEWEST_VERSION: u32 = FORMAT;
     /// Returns the version of the content. It is the oldest one that can represent the content, so
@@ -262,7 +264,7 @@ impl DoubleSlot {
         // The version is checked after the checksum: a flipped bit there is damage, not a newer
         // format.
         let version = u32_at(&bytes, 8);
-        if !(FORMAT..=S::NEWEST_VERSION).contains(&version) {
+        if !(S::OLDEST_VERSION..=S::NEWEST_VERSION).contains(&version) {
             return Err(Error::UnsupportedVersion { path, found: version, supported: S::NEWEST_VERSION });
         }
         let damaged = |what| Error::corrupt(&path, HEAD as u64, "slot body", what);

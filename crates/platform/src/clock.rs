@@ -37,6 +37,7 @@ impl Clock for SystemClock {
 }
 
 /// Returns the processor time that the calling thread has used so far.
+#[cfg(unix)]
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

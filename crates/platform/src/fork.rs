@@ -30,6 +30,7 @@ pub fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+#[cfg(unix)]
 fn install() {
     // SAFETY:
     // * `after_fork_in_child` is a function of this program. It only adds to an atomic, which is
@@ -38,6 +39,11 @@ fn install() {
     assert_eq!(failed, 0, "no memory for a fork handler");
 }
 
+/// Does nothing: this system has no `fork`.
+#[cfg(not(unix))]
+fn install() {}
+
+#[cfg(unix)]
 extern "C" fn after_fork_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }

@@ -12,8 +12,10 @@
 //!  sync      locks, atomics, epochs, threads; parallel: steps on several threads; fork: guard
 //!  codec     fields of messages and files        error: errors of the database
 //!  accept    loop of a server socket             trace: spans and events     random: seeds
+//!  unix_socket   sockets, peers and notifications
 //! ```
 
+#[cfg(unix)]
 pub mod accept;
 pub mod clock;
 pub mod codec;
@@ -25,4 +27,6 @@ pub mod parallel;
 pub mod random;
 pub mod sync;
 pub mod trace;
+#[cfg(unix)]
+pub mod unix_socket;
 pub mod wire_error;

@@ -142,6 +142,12 @@ pub fn opening_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).clamp(4, 64)
 }
 
+/// Returns the number of threads that [`run_parallel`] uses, if the system can start them.
+#[must_use]
+pub fn usable_threads(threads: usize) -> usize {
+    threads.min(std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// Returns the number of threads that do background work unless the caller sets one: half of the
 /// cores, from 1 to 8.
 #[must_use]
@@ -166,8 +172,7 @@ pub fn join_both<A, B: Send>(first: impl FnOnce() -> A, second: impl Fn() -> B +
 /// Runs `body` on up to `threads` threads, including this one, and returns their results. Uses at
 /// most as many threads as there are cores and as the system can start. Propagates a panic.
 pub fn run_parallel<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    run_threads(threads.min(cores), body)
+    run_threads(usable_threads(threads), body)
 }
 
 /// Like [`run_parallel`], but regardless of the number of cores: for threads that wait for a
@@ -197,8 +202,7 @@ pub fn map_parallel<T: Send, E: Send>(
     count: usize,
     body: impl Fn(usize) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    map_threads(threads.min(cores), count, body)
+    map_threads(usable_threads(threads), count, body)
 }
 
 /// Like [`map_parallel`], but regardless of the number of cores: for calls that wait for a device.

@@ -10,21 +10,35 @@
 //! bound.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::codec::{FieldReader, FieldWriter};
-use crate::error::{Damage, Error, Expected, IoOp, LockConflict, PoisonCause, StallKind};
+use crate::error::{ConflictKeys, Damage, Error, Expected, IoOp, LockConflict, PoisonCause, StallKind};
 
 /// Maximum number of names in the table, and their maximum length.
 const MAX_INTERNED: usize = 512;
 const MAX_INTERNED_LEN: usize = 64;
 /// Maximum number of bytes of a text in a message.
 const MAX_TEXT: usize = 8 << 10;
+
+/// Kinds of [`ConflictKeys`].
+const CONFLICT_KEY: u8 = 0;
+const CONFLICT_RANGE: u8 = 1;
+const CONFLICT_KEYSPACE: u8 = 2;
+const CONFLICT_TOO_MANY: u8 = 3;
+
+/// Returns the path with these bytes. Bytes that no path of the system can have are replaced.
+#[must_use]
+pub fn path_of_bytes(bytes: &[u8]) -> PathBuf {
+    #[cfg(unix)]
+    return <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(bytes).into();
+    #[cfg(not(unix))]
+    return String::from_utf8_lossy(bytes).into_owned().into();
+}
 
 /// Encoders of the parts of a message other than numbers.
 pub trait WriteWire {
@@ -44,7 +58,7 @@ impl WriteWire for FieldWriter {
     }
 
     fn path(&mut self, path: &Path) {
-        self.bytes(path.as_os_str().as_bytes());
+        self.bytes(path.as_os_str().as_encoded_bytes());
     }
 
     fn flag(&mut self, flag: bool) {
@@ -106,7 +120,7 @@ impl<'a> ReadWire<'a> for FieldReader<'a> {
     }
 
     fn path(&mut self) -> Result<PathBuf, Damage> {
-        Ok(OsStr::from_bytes(self.bytes()?).into())
+        Ok(path_of_bytes(self.bytes()?))
     }
 
     fn flag(&mut self) -> Result<bool, Damage> {
@@ -229,7 +243,10 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
             texts(w, ENGINE_MISMATCH, &[name, found, requested]);
         }
         Error::Unsupported { engine, feature } => texts(w, UNSUPPORTED, &[engine, feature]),
-        Error::Conflict => w.u8(CONFLICT),
+        Error::Conflict { keyspace, keys } => {
+            texts(w, CONFLICT, &[keyspace]);
+            encode_conflict(w, keys);
+        }
         Error::MemoryBudgetExceeded { budget } => {
             w.u8(OVER_BUDGET);
             w.u64(*budget);
@@ -262,6 +279,56 @@ fn decode_process(r: &mut FieldReader<'_>) -> Result<(Option<u32>, Option<String
     Ok((Some(pid).filter(|pid| *pid != 0), r.option(ReadWire::text)?, r.flag()?))
 }
 
+fn encode_conflict(w: &mut FieldWriter, keys: &ConflictKeys) {
+    match keys {
+        ConflictKeys::Key(key) => {
+            w.u8(CONFLICT_KEY);
+            w.bytes(key);
+        }
+        ConflictKeys::Range { low, high } => {
+            w.u8(CONFLICT_RANGE);
+            [low, high].into_iter().for_each(|bound| encode_bound(w, bound));
+        }
+        ConflictKeys::Keyspace => w.u8(CONFLICT_KEYSPACE),
+        ConflictKeys::TooManyChanges => w.u8(CONFLICT_TOO_MANY),
+    }
+}
+
+fn decode_conflict(r: &mut FieldReader<'_>) -> Result<ConflictKeys, Damage> {
+    Ok(match r.u8()? {
+        CONFLICT_KEY => ConflictKeys::Key(r.bytes()?.to_vec()),
+        CONFLICT_RANGE => ConflictKeys::Range { low: decode_bound(r)?, high: decode_bound(r)? },
+        CONFLICT_KEYSPACE => ConflictKeys::Keyspace,
+        CONFLICT_TOO_MANY => ConflictKeys::TooManyChanges,
+        other => {
+            return Err(Damage::bad_field("conflict", 0..=u64::from(CONFLICT_TOO_MANY), u64::from(other)));
+        }
+    })
+}
+
+fn encode_bound(w: &mut FieldWriter, bound: &Bound<Vec<u8>>) {
+    match bound {
+        Bound::Unbounded => w.u8(0),
+        Bound::Included(key) => {
+            w.u8(1);
+            w.bytes(key);
+        }
+        Bound::Excluded(key) => {
+            w.u8(2);
+            w.bytes(key);
+        }
+    }
+}
+
+fn decode_bound(r: &mut FieldReader<'_>) -> Result<Bound<Vec<u8>>, Damage> {
+    Ok(match r.u8()? {
+        0 => Bound::Unbounded,
+        1 => Bound::Included(r.bytes()?.to_vec()),
+        2 => Bound::Excluded(r.bytes()?.to_vec()),
+        other => return Err(Damage::bad_field("bound", 0..=2, u64::from(other))),
+    })
+}
+
 fn encode_io(op: IoOp, path: &Path, source: &io::Error, w: &mut FieldWriter) {
     w.u8(IO);
     w.text(op.name());
@@ -285,7 +352,7 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
         }
         CORRUPT => {
             let (path, offset, structure) = (r.path()?, r.u64()?, r.name()?);
-            Error::Corrupt { path, offset, structure, damage: decode_damage(r)? }
+            Error::Corrupt { path, offset, structure, damage: Box::new(decode_damage(r)?) }
         }
         NO_SPACE => Error::NoSpace { path: r.path()? },
         LOCKED => {
@@ -316,7 +383,7 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
         KEYSPACE_EXISTS => Error::KeyspaceExists { name: r.text()? },
         ENGINE_MISMATCH => Error::EngineMismatch { name: r.text()?, found: r.text()?, requested: r.text()? },
         UNSUPPORTED => Error::Unsupported { engine: r.name()?, feature: r.name()? },
-        CONFLICT => Error::Conflict,
+        CONFLICT => Error::Conflict { keyspace: r.text()?, keys: Box::new(decode_conflict(r)?) },
         OVER_BUDGET => Error::MemoryBudgetExceeded { budget: r.u64()? },
         BUSY => Error::Busy { waiting_for: decode_stall_kind(r)? },
         READ_ONLY => Error::ReadOnly,

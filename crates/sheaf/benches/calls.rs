@@ -1,6 +1,6 @@
 //! # Calls: a known number of calls on a resident keyspace, to count their instructions
 //!
-//! `cargo bench -p sheaf --bench calls --no-run` builds `calls ENGINE GETS INSERTS`. The program
+//! `cargo bench -p sheaf-db --bench calls --no-run` builds `calls ENGINE GETS INSERTS`. The program
 //! inserts 1,000 pairs, reads pairs GETS times and overwrites pairs INSERTS times. Under
 //! `valgrind --tool=callgrind` the difference between two runs is the cost of the calls by which
 //! they differ, without the noise of a clock.

@@ -2,7 +2,7 @@
 //! thread has changed an account since then, the commit writes nothing. The transfer is then tried
 //! again with the new values.
 //!
-//! `cargo run -p sheaf --example bank [DIR]`
+//! `cargo run -p sheaf-db --example bank [DIR]`
 
 use std::path::Path;
 
@@ -42,8 +42,8 @@ fn transfer(
             .insert(journal, id, format!("{from} to {to}: {amount}"))
             .durability(Durability::Sync);
         match batch.commit() {
-            Err(Error::Conflict) if !journal.contains_key(id)? => {}
-            Err(Error::Conflict) => return Ok(tries),
+            Err(Error::Conflict { .. }) if !journal.contains_key(id)? => {}
+            Err(Error::Conflict { .. }) => return Ok(tries),
             other => return other.map(|()| tries),
         }
     }

@@ -1,7 +1,7 @@
 //! A cache of large objects, written and read as streams, with a limit on their bytes. It evicts
 //! the least recently used object first.
 //!
-//! `cargo run -p sheaf --example blobs [DIR]`
+//! `cargo run -p sheaf-db --example blobs [DIR]`
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;

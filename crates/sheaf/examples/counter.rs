@@ -1,6 +1,6 @@
 //! Counters that several threads increment: `update` is atomic, so no count is lost or doubled.
 //!
-//! `cargo run -p sheaf --example counter [DIR]`: a second run continues with the stored counts.
+//! `cargo run -p sheaf-db --example counter [DIR]`: a second run continues with the stored counts.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Sessions of a web site: read by their token at each request, renewed, and removed at their end.
 //! A batch changes two keyspaces of two engines together: by token, and by the time of the end.
 //!
-//! `cargo run -p sheaf --example sessions [DIR]`
+//! `cargo run -p sheaf-db --example sessions [DIR]`
 
 use std::path::Path;
 
@@ -60,7 +60,7 @@ impl Sessions {
                 .remove(&self.by_end, end_key(end, token));
             self.set(&mut batch, token, user, now + LIFE);
             match batch.commit() {
-                Err(Error::Conflict) => {} // another request of this session committed first
+                Err(Error::Conflict { .. }) => {} // another request of this session committed first
                 done => return done.map(|()| Some(String::from_utf8_lossy(user).into_owned())),
             }
         }

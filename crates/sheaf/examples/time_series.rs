@@ -1,7 +1,7 @@
 //! Measurements of sensors: written as they arrive, read by ranges of time, condensed to hours, and
 //! removed when they are old.
 //!
-//! `cargo run -p sheaf --example time_series [DIR]`
+//! `cargo run -p sheaf-db --example time_series [DIR]`
 
 use std::path::Path;
 

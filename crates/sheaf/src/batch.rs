@@ -12,7 +12,7 @@ use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState};
 use crate::keyspace::{WaitPolicy, read_expected};
 use crate::open_database::OpenDatabase;
 use crate::workload;
-use crate::{Durability, Error, Keyspace, Result, Value};
+use crate::{CommitTicket, ConflictKeys, Durability, Error, Keyspace, Result, Value};
 
 enum BatchChange {
     Put(Value),
@@ -125,14 +125,14 @@ impl Batch {
     /// users.insert("ada", "byron")?;
     /// let mut batch = db.batch();
     /// batch.expect_value(&users, "ada", Some(b"king")).insert(&users, "ada", "lovelace");
-    /// assert!(matches!(batch.commit(), Err(sheaf::Error::Conflict)));
+    /// assert!(matches!(batch.commit(), Err(sheaf::Error::Conflict { .. })));
     ///
     /// let mut batch = db.batch();
     /// batch.insert(&users, "ada", "lovelace").expect_value(&users, "ada", Some(b"byron"));
     /// batch.commit()?;
     /// let mut only = db.batch();
     /// only.expect_value(&users, "ada", Some(b"byron"));
-    /// assert!(matches!(only.commit(), Err(sheaf::Error::Conflict)));
+    /// assert!(matches!(only.commit(), Err(sheaf::Error::Conflict { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn expect_value(
@@ -407,7 +407,8 @@ impl Batch {
             }
             let (op, value) = found?;
             if value != expectation.value {
-                return Err(Error::Conflict);
+                let keys = ConflictKeys::Key(expectation.key.to_vec());
+                return Err(Error::conflict(state.name(), keys));
             }
             expect_ops.push(op);
         }
@@ -415,14 +416,14 @@ impl Batch {
         let mut writes: Vec<CommitWrite<'_>> = expect_ops
             .into_iter()
             .zip(&expected)
-            .map(|(op, state)| CommitWrite { keyspace: state, op })
+            .map(|(op, state)| CommitWrite::new(state, op))
             .chain(order.iter().map(|&(entry, state)| {
                 let entry = &self.entries[entry];
                 let action = match &entry.change {
                     BatchChange::Put(value) => Action::Put(value),
                     BatchChange::Remove => Action::Remove,
                 };
-                CommitWrite { keyspace: &kepts[state], op: EngineOp::new(&entry.key, action) }
+                CommitWrite::new(&kepts[state], EngineOp::new(&entry.key, action))
             }))
             .collect();
         match policy.commit(&self.store, &mut writes) {
@@ -435,7 +436,7 @@ impl Batch {
                 Ok(Some(seq))
             }
             // The keyspace was replaced or dropped: the next attempt finds its successor or fails.
-            Ok(CommitOutcome::Conflict) | Err(Error::KeyspaceNotFound { .. }) => Ok(None),
+            Ok(CommitOutcome::Conflict(_)) | Err(Error::KeyspaceNotFound { .. }) => Ok(None),
             Err(other) => Err(other),
         }
     }
@@ -465,107 +466,5 @@ impl Batch {
             }
         }
         Ok((states, order))
-    }
-}
-
-/// Ticket for a submitted commit. Dropping it without waiting is allowed: the commit becomes
-/// durable in the background.
-pub struct CommitTicket {
-    store: Arc<OpenDatabase>,
-    seq: Seq,
-    durability: Durability,
-}
-
-impl fmt::Debug for CommitTicket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CommitTicket")
-            .field("seq", &self.seq.0)
-            .field("durability", &self.durability)
-            .finish_non_exhaustive()
-    }
-}
-
-impl CommitTicket {
-    pub(crate) fn new(store: Arc<OpenDatabase>, seq: Seq, durability: Durability) -> CommitTicket {
-        CommitTicket { store, seq, durability }
-    }
-
-    /// Returns the number of the commit. It is greater than the number of every commit acknowledged
-    /// before. A batch that changed nothing has the number of the newest commit.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace");
-    /// assert_eq!(batch.submit()?.seq(), db.seq());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn seq(&self) -> u64 {
-        self.seq.0
-    }
-
-    /// Returns true if the commit survives a power failure.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace");
-    /// let commit = batch.submit()?;
-    /// db.persist()?;
-    /// assert!(commit.is_durable());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn is_durable(&self) -> bool {
-        self.store.durable() >= self.seq
-    }
-
-    /// Waits for the durability of the batch. Returns at once with [`Durability::Buffer`].
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace").durability(sheaf::Durability::Sync);
-    /// let commit = batch.submit()?;
-    /// commit.wait()?;
-    /// assert!(commit.is_durable());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Poisoned`] if a sync failed: the commit may or may not survive a power
-    /// failure.
-    pub fn wait(&self) -> Result<()> {
-        self.store.acknowledge(self.seq, self.durability)
-    }
-
-    /// Waits until this commit and all commits before it are on the device.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace");
-    /// let commit = batch.submit()?;
-    /// commit.wait_durable()?;
-    /// assert!(commit.is_durable());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Poisoned`] if a sync failed: the commit may or may not survive a power
-    /// failure.
-    pub fn wait_durable(&self) -> Result<()> {
-        self.store.acknowledge(self.seq, Durability::Sync)
     }
 }

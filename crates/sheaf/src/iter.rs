@@ -114,6 +114,11 @@ pub struct Iter {
     _view: Option<View<ScopedStore>>,
     seq: Seq,
     bounds: Bounds,
+    /// Position of the front, if it is not the start of `bounds`: after a seek, or after the ends
+    /// have met. A cursor that has moved since is ahead of it.
+    front_low: Option<Bound<Vec<u8>>>,
+    /// Position of the back, if it is not the end of `bounds`.
+    back_high: Option<Bound<Vec<u8>>>,
     projection: Projection,
     is_done: bool,
     /// Set if the scan is sampled for the workload statistics; then `pairs` counts its items.
@@ -130,6 +135,8 @@ struct IterEnd {
     has_moved: bool,
     /// True if the last step found damage, so that the key of the cursor is not its position.
     is_position_lost: bool,
+    /// True if this end returned all pairs of the range.
+    is_exhausted: bool,
 }
 
 impl Iter {
@@ -172,6 +179,8 @@ impl Iter {
             _view: view,
             seq,
             bounds,
+            front_low: None,
+            back_high: None,
             projection,
             front: IterEnd::default(),
             back: IterEnd::default(),
@@ -195,7 +204,7 @@ impl Iter {
             return Err(Error::Unsupported { engine, feature: "reverse iteration" });
         }
         let scope: Arc<ScanScope> = Arc::clone(&self.scope);
-        let mut cursor = OwnedCursor::open(scope, self.seq, self.bounds.clone(), self.projection)?;
+        let mut cursor = OwnedCursor::open(scope, self.seq, self.remaining(), self.projection)?;
         if let Some(pairs) = self.expected_pairs {
             cursor.expect_pairs(pairs);
         }
@@ -238,9 +247,102 @@ impl Iter {
         self.advance(false, read)
     }
 
+    /// Moves the front to the first key at or above `key`, within the range of the iterator. It may
+    /// move in both directions, also after the end; pairs that were taken from the back are not
+    /// returned again. Costs as much as the first step of a new iterator, and keeps the snapshot.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let words = db.keyspace("words", sheaf::KeyspaceOptions::default())?;
+    /// for word in ["ape", "bee", "cat", "dog"] {
+    ///     words.insert(word, "")?;
+    /// }
+    /// let mut iter = words.range("b"..)?;
+    /// iter.seek("c")?;
+    /// assert_eq!(iter.next().transpose()?, Some(("cat".into(), "".into())));
+    /// iter.seek("a")?; // below the range: its start
+    /// assert_eq!(iter.next().transpose()?, Some(("bee".into(), "".into())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine is not ordered, and [`Error::Corrupt`] if the
+    /// keyspace is damaged as a whole. The iterator is then unchanged.
+    pub fn seek(&mut self, key: impl AsRef<[u8]>) -> Result<()> {
+        self.begin_seek()?;
+        let key = key.as_ref();
+        self.front_low = Some(match &self.bounds.low {
+            Bound::Included(low) if low.as_slice() >= key => Bound::Included(low.clone()),
+            Bound::Excluded(low) if low.as_slice() >= key => Bound::Excluded(low.clone()),
+            _ => Bound::Included(key.to_vec()),
+        });
+        self.front.is_exhausted = false;
+        self.is_done = self.remaining().is_empty();
+        Ok(())
+    }
+
+    /// Moves the back to the last key at or below `key`, within the range of the iterator.
+    /// Otherwise like [`Iter::seek`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let words = db.keyspace("words", sheaf::KeyspaceOptions::default())?;
+    /// for word in ["ape", "bee", "cat"] {
+    ///     words.insert(word, "")?;
+    /// }
+    /// let mut iter = words.iter()?;
+    /// iter.seek_back("bull")?;
+    /// assert_eq!(iter.next_back().transpose()?, Some(("bee".into(), "".into())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Iter::seek`].
+    pub fn seek_back(&mut self, key: impl AsRef<[u8]>) -> Result<()> {
+        self.begin_seek()?;
+        let key = key.as_ref();
+        self.back_high = Some(match &self.bounds.high {
+            Bound::Included(high) if high.as_slice() <= key => Bound::Included(high.clone()),
+            Bound::Excluded(high) if high.as_slice() <= key => Bound::Excluded(high.clone()),
+            _ => Bound::Included(key.to_vec()),
+        });
+        self.back.is_exhausted = false;
+        self.is_done = self.remaining().is_empty();
+        Ok(())
+    }
+
+    /// Closes both cursors. An end that has returned a pair continues after it.
+    fn begin_seek(&mut self) -> Result<()> {
+        crate::keyspace::require_ordered(&self.scope.keyspace, "seek")?;
+        for (end, bound) in [(&mut self.front, &mut self.front_low), (&mut self.back, &mut self.back_high)] {
+            let returned = end.cursor.take().filter(|_| end.has_moved && !end.is_position_lost);
+            if let Some(cursor) = returned {
+                *bound = Some(Bound::Excluded(cursor.key().to_vec()));
+            }
+            *end = IterEnd { is_exhausted: end.is_exhausted, ..IterEnd::default() };
+        }
+        Ok(())
+    }
+
+    /// Returns the range between the ends, as of the last seek.
+    fn remaining(&self) -> Bounds {
+        let Bounds { low, high } = &self.bounds;
+        Bounds {
+            low: self.front_low.as_ref().unwrap_or(low).clone(),
+            high: self.back_high.as_ref().unwrap_or(high).clone(),
+        }
+    }
+
     fn step<R>(&mut self, forward: bool, read: impl FnOnce(&[u8], &[u8]) -> R) -> Result<Option<R>> {
         self.scope.handle.check_open()?;
         let end = if forward { &self.front } else { &self.back };
+        if end.is_exhausted {
+            return Ok(None); // the other end was moved by a seek
+        }
         if end.cursor.is_none() {
             let cursor = Some(self.open_cursor(forward)?);
             *(if forward { &mut self.front } else { &mut self.back }) =
@@ -248,7 +350,8 @@ impl Iter {
         }
         let (mine, other) =
             if forward { (&mut self.front, &self.back) } else { (&mut self.back, &self.front) };
-        let Some(cursor) = mine.cursor.as_mut().filter(|_| !other.is_position_lost) else { return Ok(None) };
+        let is_blocked = other.is_position_lost || other.is_exhausted;
+        let Some(cursor) = mine.cursor.as_mut().filter(|_| !is_blocked) else { return Ok(None) };
         let stepped = cursor.step(forward);
         mine.is_position_lost = stepped.is_err();
         let Some((key, value)) = stepped? else { return Ok(None) };
@@ -277,11 +380,36 @@ impl Iter {
             }
             end => {
                 self.is_done = !self.continues_after(forward, &end);
+                if let Ok(None) = end {
+                    self.record_end(forward);
+                }
                 if self.sample.is_some() {
                     self.observe(forward);
                 }
                 end.err().map(Err)
             }
+        }
+    }
+
+    /// Records that one end returned all pairs up to the position of the other end. Its cursor has
+    /// passed that position, so a seek of the other end must not compare with its key.
+    #[cold]
+    fn record_end(&mut self, forward: bool) {
+        let (mine, other) =
+            if forward { (&mut self.front, &self.back) } else { (&mut self.back, &self.front) };
+        let met = other.cursor.as_ref().filter(|_| other.has_moved).map(|met| met.key().to_vec());
+        let limit = match forward {
+            true => self.back_high.as_ref().unwrap_or(&self.bounds.high),
+            false => self.front_low.as_ref().unwrap_or(&self.bounds.low),
+        };
+        let next = met.map(Bound::Included).or_else(|| match limit {
+            Bound::Included(key) => Some(Bound::Excluded(key.clone())),
+            Bound::Excluded(key) => Some(Bound::Included(key.clone())),
+            Bound::Unbounded => None,
+        });
+        *mine = IterEnd { is_exhausted: next.is_none(), ..IterEnd::default() };
+        if next.is_some() {
+            *(if forward { &mut self.front_low } else { &mut self.back_high }) = next;
         }
     }
 

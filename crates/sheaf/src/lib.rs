@@ -25,19 +25,24 @@
 //!
 //! - `tracing`: publishes spans and events of openings, checkpoints, syncs and errors.
 //! - `metrics`: adds the module `sheaf::metrics`, which publishes the statistics.
+//! - `tokio`: adds the module `sheaf::asynchronous`, which has the verbs as async functions.
 //!
-//! Both are off by default and use the crates of the same names.
+//! All are off by default and use the crates of the same names.
 
 #![doc = include_str!("engines.md")]
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
 mod batch;
 mod bulk_load;
+mod commit_ticket;
 mod convert;
 mod database;
 mod ipc;
 mod iter;
+pub mod keys;
 mod keyspace;
 mod lock_wait;
 #[cfg(feature = "metrics")]
@@ -45,15 +50,18 @@ pub mod metrics;
 mod open_database;
 mod scan_scope;
 mod snapshot;
+mod transaction;
+mod try_get;
 mod value;
 mod value_stream;
 mod workload;
 
-pub use batch::{Batch, CommitTicket};
+pub use batch::Batch;
 pub use bulk_load::{BulkLoadOptions, BulkLoader};
+pub use commit_ticket::{CommitFuture, CommitTicket};
 #[doc(hidden)]
 pub use convert::RunningConversion;
-pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, engine_options, engines};
+pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, disk_formats, engine_options, engines};
 pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};
 #[doc(hidden)]
 pub use ipc::{ExportedSnapshot, decode_and_reencode as fuzz_ipc_message};
@@ -63,15 +71,20 @@ pub use sheaf_engine::contract::{Capabilities, EngineStats};
 pub use sheaf_engine::workload::{Latency, LengthStats, Skewness, WorkloadStats};
 pub use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 pub use sheaf_log::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
+pub use sheaf_platform::disk::persistent::PersistenceMode;
 pub use sheaf_platform::disk::{DescriptorStats, Permissions};
-pub use sheaf_platform::error::{Damage, Error, Expected, IoOp, LockConflict, PoisonCause, Result};
+pub use sheaf_platform::error::{
+    ConflictKeys, Damage, Error, Expected, IoOp, LockConflict, PoisonCause, Result,
+};
 pub use sheaf_store::{
     BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, BulkLoadReport,
     CacheStats, CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
     DamagedFile, DatabaseStats, GroupCommitMode, KeyspaceInfo, KeyspaceRepair, LogStats, LostRecords,
     MemoryStats, OpeningStats, ProgressFn, RepairFinding, RepairOptions, RepairOutcome, RepairProgress,
-    RepairReport, Stall, StallKind, StallStats, UnreadableRange, VerifyReport,
+    RepairReport, Stall, StallKind, StallStats, TransactionStats, UnreadableRange, VerifyReport,
 };
 pub use snapshot::{KeyspaceSelector, KeyspaceSnapshot, Snapshot};
+pub use transaction::{RetryPolicy, Savepoint, Transaction, TransactionIter};
+pub use try_get::TryGet;
 pub use value::Value;
 pub use value_stream::{ValueReader, ValueWriter};

@@ -122,7 +122,7 @@ impl LockWait {
 }
 
 /// Sleeps for `time`.
-fn sleep(time: Duration) {
+pub(crate) fn sleep(time: Duration) {
     let until = SystemClock.now() + time;
     loop {
         let left = until.saturating_sub(SystemClock.now());

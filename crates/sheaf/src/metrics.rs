@@ -13,6 +13,7 @@
 //! | `sheaf_stalls` | counter | `kind` | waits of writers |
 //! | `sheaf_stalled_microseconds` | counter | `kind` | total time of the waits |
 //! | `sheaf_longest_stall_seconds` | gauge | `kind` | longest wait |
+//! | `sheaf_transactions`, `sheaf_transaction_conflicts` | counter | | commits; conflicts |
 //! | `sheaf_views` | gauge | | live snapshots and iterators |
 //! | `sheaf_oldest_view` | gauge | | commits since the oldest snapshot; 0 without any |
 //! | `sheaf_held_bytes` | gauge | | disk space that backups and attached readers pin |
@@ -22,8 +23,7 @@
 //! | `sheaf_memory_bytes` | gauge | `part` | used: `index`, `versions`, `buffers`, `cache` |
 //! | `sheaf_cache_bytes` | gauge | `keyspace` | each cache; empty label for blobs |
 //! | `sheaf_log_disk_bytes`, `sheaf_log_live_bytes` | gauge | `log` | size of each log; live part |
-//! | `sheaf_log_segments` | gauge | `log` | segments |
-//! | `sheaf_log_damaged_segments` | gauge | `log` | segments with damage |
+//! | `sheaf_log_segments`, `sheaf_log_damaged_segments` | gauge | `log` | segments; damaged ones |
 //! | `sheaf_log_appended_bytes` | counter | `log` | bytes appended by commits |
 //! | `sheaf_log_moved_bytes` | counter | `log` | bytes moved by GC |
 //! | `sheaf_log_freed_segments` | counter | `log` | segments freed |
@@ -62,6 +62,9 @@ fn publish_commits(stats: &DatabaseStats, path: &str) {
     gauge!("sheaf_unsynced_age_seconds", "database" => database()).set(stats.unsynced_age.as_secs_f64());
     counter!("sheaf_sync_rounds", "database" => database()).absolute(stats.sync_rounds);
     counter!("sheaf_sync_waits", "database" => database()).absolute(stats.sync_waits);
+    let transactions = &stats.transactions;
+    counter!("sheaf_transactions", "database" => database()).absolute(transactions.committed);
+    counter!("sheaf_transaction_conflicts", "database" => database()).absolute(transactions.conflicts);
     gauge!("sheaf_views", "database" => database()).set(real(stats.views));
     let oldest = stats.oldest_view_seq.map_or(0, |oldest| stats.visible_seq.saturating_sub(oldest));
     gauge!("sheaf_oldest_view", "database" => database()).set(real(oldest));

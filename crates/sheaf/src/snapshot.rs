@@ -15,7 +15,7 @@ use crate::keyspace::{get_at, get_in_groups, require_ordered};
 use crate::open_database::OpenDatabase;
 use crate::scan_scope::ScanScope;
 use crate::workload;
-use crate::{Error, Keyspace, Result, Value, ValueReader};
+use crate::{Error, Keyspace, Result, TryGet, Value, ValueReader};
 
 /// A consistent, read-only view of all keyspaces as of one commit. Clones are cheap.
 ///
@@ -187,6 +187,26 @@ impl KeyspaceSnapshot {
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         self.get_with(key, Value::new)
+    }
+
+    /// Returns a copy of the value of `key` if that needs no wait for the disk, like
+    /// [`crate::Keyspace::try_get`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let before = db.snapshot()?.keyspace(&users)?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(before.try_get("ada")?, sheaf::TryGet::Ready(None));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn try_get(&self, key: impl AsRef<[u8]>) -> Result<TryGet> {
+        TryGet::read(|| self.get(key))
     }
 
     /// Calls `read` with the value of `key` and returns its result, or `None` if the key does not

@@ -12,10 +12,10 @@ use sheaf_engine::contract::EngineOp;
 use sheaf_engine::workload::{CallKind, SampledCall};
 use sheaf_log::blob_reader::{BlobReader, StoredValue};
 use sheaf_log::types::Seq;
-use sheaf_store::{CommitOutcome, CommitWrite as Change, KeyspaceState, PartialValue, Store};
+use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState, PartialValue, Store};
 
 use crate::open_database::OpenDatabase;
-use crate::{CommitTicket, Durability, Error, Keyspace, Result, Value};
+use crate::{CommitTicket, ConflictKeys, Durability, Error, Keyspace, Result, Value};
 
 /// Stream over a value; implements `Read` and `Seek`. The value does not change if its key is
 /// overwritten or removed; reads fail after the database was closed.
@@ -320,7 +320,7 @@ impl ValueWriter {
             let state = keyspace.state()?;
             store.adapt_value(&mut whole, &state)?;
             let mut staged = std::mem::take(&mut whole.blobs);
-            let mut writes = [Change { keyspace: &state, op: EngineOp::new(&key, whole.action()) }];
+            let mut writes = [CommitWrite::new(&state, EngineOp::new(&key, whole.action()))];
             match store.commit_with_blobs(&mut writes, &mut staged) {
                 Ok(CommitOutcome::Committed(seq)) => {
                     if let Some(sample) = sample {
@@ -330,7 +330,9 @@ impl ValueWriter {
                     }
                     return Ok(CommitTicket::new(Arc::clone(store), seq, durability));
                 }
-                Ok(CommitOutcome::Conflict) => return Err(Error::Conflict),
+                Ok(CommitOutcome::Conflict(_)) => {
+                    return Err(Error::conflict(state.name(), ConflictKeys::Key(key.to_vec())));
+                }
                 Err(Error::KeyspaceNotFound { .. }) => {} // replaced or dropped: `kept` decides
                 Err(other) => return Err(other),
             }

@@ -219,6 +219,9 @@ impl File for SimFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let _pin = self.pin()?;
         self.disk.call(self.op(CallClass::Read), String::new, |machine| {
+            if let Some(cache) = &mut machine.page_cache {
+                cache.read(self.ino, offset, buf.len())?;
+            }
             match machine.volume.file(self.ino).cache().read(offset, buf) {
                 true => Ok(()),
                 false => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -232,6 +235,9 @@ impl File for SimFile {
         self.change((CallClass::Write, end), what, |machine, failure| {
             let bytes = SimFile::let_through(offset, bytes, failure);
             machine.volume.write(self.ino, offset, bytes)?;
+            if let Some(cache) = &mut machine.page_cache {
+                cache.insert(self.ino, offset, bytes.len());
+            }
             failure.map_or(Ok(()), |failure| Err(failure.to_error(CallClass::Write)))
         })
     }
@@ -281,6 +287,16 @@ impl File for SimFile {
             Err(_) => handle.note_failed_sync(),
         }
         answer
+    }
+
+    fn will_need(&self, offset: u64, _len: u64) {
+        if let Some(hints) = &mut self.disk.shared.machine.lock().hints {
+            hints.push((self.path.to_path_buf(), offset));
+        }
+    }
+
+    fn is_cached(&self, _offset: u64) -> bool {
+        !self.disk.shared.machine.lock().is_cold
     }
 
     fn make_resident(&self, from: u64, to: u64) {

@@ -33,6 +33,7 @@ mod cut;
 mod fault;
 mod handle;
 mod inode;
+mod page_cache;
 mod random;
 #[cfg(test)]
 mod tests;
@@ -51,10 +52,13 @@ use self::content::{BLOCK, FileContent};
 pub use self::cut::{KeepChoice, KeepFn, PendingUnit, PendingUnits, UnitKind};
 pub use self::fault::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat};
 use self::handle::{SimBackend, SimDescriptor, SimFile, SimLockGuard, SimVolume};
+use self::page_cache::PageCache;
 use self::volume::{Ino, VolumeState};
 use sheaf_platform::disk::bounded::BoundedVolume;
 use sheaf_platform::disk::descriptors::{Backend, Descriptors};
-use sheaf_platform::disk::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, SECTOR};
+use sheaf_platform::disk::{
+    DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, SECTOR, cached_reads,
+};
 
 /// Process id of the owner of a simulated lock.
 pub const OWNER_PID: u32 = 4242;
@@ -125,6 +129,11 @@ struct SimMachine {
     classes: Option<Vec<CallClass>>,
     locks: BTreeMap<Ino, Holders>,
     zeroes_ahead: bool,
+    /// Hints to read ahead since the start of the log, if it is on.
+    hints: Option<Vec<(PathBuf, u64)>>,
+    is_cold: bool,
+    /// Blocks in memory and reads of the device since [`SimDisk::drop_page_cache`].
+    page_cache: Option<PageCache>,
     /// Descriptors of files with a limit, and the limit of the process.
     descriptors: BTreeMap<RawFd, SimDescriptor>,
     most_descriptors: usize,
@@ -172,6 +181,9 @@ impl SimDisk {
             classes: None,
             locks: BTreeMap::new(),
             zeroes_ahead: false,
+            hints: None,
+            is_cold: false,
+            page_cache: None,
             descriptors: BTreeMap::new(),
             most_descriptors: usize::MAX,
         };
@@ -242,6 +254,38 @@ impl SimDisk {
     #[must_use]
     pub fn class_log(&self) -> Vec<CallClass> {
         self.shared.machine.lock().classes.clone().unwrap_or_default()
+    }
+
+    /// Makes [`File::is_cached`] return false for every byte, as after a start of the machine. Off
+    /// by default.
+    pub fn set_cold(&self, on: bool) {
+        self.shared.machine.lock().is_cold = on;
+    }
+
+    /// Drops the page cache. From now on the disk knows which blocks are in memory: those that were
+    /// read or written since. It counts the reads of others, and refuses them in the cached mode
+    /// ([`read_cached`](sheaf_platform::disk::cached_reads::read_cached)). Before the first call
+    /// all blocks are in memory.
+    pub fn drop_page_cache(&self) {
+        self.shared.machine.lock().page_cache = Some(PageCache::default());
+    }
+
+    /// Returns how many reads needed the device since [`SimDisk::drop_page_cache`].
+    #[must_use]
+    pub fn device_reads(&self) -> u64 {
+        self.shared.machine.lock().page_cache.as_ref().map_or(0, |cache| cache.device_reads)
+    }
+
+    /// Starts the list of hints to read ahead ([`File::will_need`]), or stops it and drops its
+    /// content.
+    pub fn log_hints(&self, on: bool) {
+        self.shared.machine.lock().hints = on.then(Vec::new);
+    }
+
+    /// Returns the file and the offset of each hint since [`SimDisk::log_hints`].
+    #[must_use]
+    pub fn hint_log(&self) -> Vec<(PathBuf, u64)> {
+        self.shared.machine.lock().hints.clone().unwrap_or_default()
     }
 
     /// Calls `hook` after each operation, on its thread, before the operation returns. The hook may
@@ -488,6 +532,7 @@ impl SimMachine {
 
 impl Disk for SimDisk {
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        cached_reads::check_may_wait()?;
         let (ino, handle) = match &self.bound {
             None => (self.open_node(path, open_mode)?, None),
             Some(bound) => {

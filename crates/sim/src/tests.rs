@@ -679,3 +679,25 @@ fn measure_crash_images() {
     let took = SystemClock.now() - start;
     println!("{:.0} images/s ({hashes:x})", f64::from(20_000) / took.as_secs_f64());
 }
+
+#[test]
+fn a_dropped_page_cache_counts_reads_of_the_device_and_refuses_them_in_the_cached_mode() {
+    use sheaf_platform::disk::cached_reads::read_cached;
+
+    let disk = SimDisk::new();
+    let file = durable(&disk, "/a", &[7; 20_000]);
+    let mut bytes = [0; 10];
+    let mut read = |offset| file.read_at(offset, &mut bytes);
+    read(0).unwrap();
+    assert_eq!(disk.device_reads(), 0);
+    disk.drop_page_cache();
+    assert!(read_cached(|| read(0)).is_none());
+    assert_eq!(disk.device_reads(), 0);
+    read(4090).unwrap(); // two blocks
+    assert_eq!(disk.device_reads(), 1);
+    assert!(read_cached(|| read(0)).is_some() && read_cached(|| read(8000)).is_some());
+    assert!(read_cached(|| read(12_000)).is_none());
+    file.write_at(12_000, &[1; 500]).unwrap();
+    assert!(read_cached(|| read(12_000)).is_some());
+    assert_eq!(disk.device_reads(), 1);
+}

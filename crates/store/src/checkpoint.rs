@@ -325,12 +325,25 @@ impl Store {
             Err(error) => return PassOutcome::from(Err(error)),
         };
         let Some(keyspaces) = pending else { return self.maintain_engines(&self.keyspaces_of(log)) };
+        self.freeze_full_memtables();
         let mut outcome = self.maintain_engines(&keyspaces);
         let is_under_way = !outcome.has_failed(); // and there is more to do
         // An engine may have flushed its frozen data and failed at other work.
         let ended = self.end_if_flushed(log);
         outcome.add(ended.map(|is_over| is_over || is_under_way));
         outcome
+    }
+
+    /// Lets engines that flush for a pending checkpoint set aside more, if they want that. The
+    /// position of the checkpoint stays: the log behind it has these commits until the next
+    /// checkpoint (decisions/0036). The caller must hold no stripe.
+    pub(crate) fn freeze_full_memtables(&self) {
+        let mut keyspaces = self.keyspaces_of(self.log(LogId::Journal));
+        keyspaces.retain(|keyspace| keyspace.engine().is_ok_and(|engine| engine.wants_freeze()));
+        if !keyspaces.is_empty() {
+            let _alone = self.pipeline.stripes.lock_exclusive();
+            keyspaces.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.freeze_more());
+        }
     }
 
     /// Returns the keyspaces of the pending checkpoint of `log`, if there is one. ROOT's floor is

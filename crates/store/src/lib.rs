@@ -50,8 +50,10 @@ use std::time::Duration;
 
 pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, ProgressFn};
 pub use commit::stall::{Stall, StallCallback, StallListener, StallStats};
+pub use commit::transaction::{RangeRead, RangeReads, RangeView, VersionCheck};
 pub use commit::value_writer::{FinishedValue, PartialValue};
-pub use commit::{CommitOutcome, CommitWrite};
+pub use commit::wakers::WakerKey;
+pub use commit::{CommitConflict, CommitOutcome, CommitWrite, check_sizes};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport};
 pub use keyspace::convert::{
     Conversion, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
@@ -73,7 +75,7 @@ pub use snapshot::view::{View, ViewKeyspaces};
 pub use space::compact::CompactionReport;
 pub use stats::{
     CacheStats, DatabaseStats, GroupCommitMode, KeyspaceInfo, LogStats, MemoryStats, OpeningStats,
-    StoreOptions, VerifyReport,
+    StoreOptions, TransactionStats, VerifyReport,
 };
 
 use crate::health::Health;
@@ -167,6 +169,8 @@ pub(crate) struct StoreCounters {
     pub(crate) sync_rounds: AtomicU64,
     pub(crate) sync_waits: AtomicU64,
     pub(crate) throttles: AtomicU64,
+    pub(crate) transactions: AtomicU64,
+    pub(crate) transaction_conflicts: AtomicU64,
     pub(crate) stalls: commit::stall::StallCounters,
     pub(crate) checkpoints: AtomicU64,
     pub(crate) checkpoint_bytes: AtomicU64,
@@ -319,6 +323,7 @@ impl Store {
         event!(ERROR, "the database refuses writes from now on", cause = cause.name());
         self.health.mark_poisoned(cause);
         self.sync.round.wake();
+        self.background.signals.request_round(); // it wakes the tasks that wait for durability
         self.background.wake();
         self.health.poison_error()
     }
@@ -342,10 +347,12 @@ impl Store {
             _ => Duration::ZERO,
         };
         let (mut views, mut oldest_view, mut staged) = (0, None, BlobStats::default());
+        let (mut range_readers, mut recent_key_bytes) = (0, 0);
         if !self.health.is_forked_child() {
             staged = self.context.blobs.stats();
             let now = self.current_views();
             (views, oldest_view) = (now.len() as u64, now.oldest().map(|s| s.0));
+            (range_readers, recent_key_bytes) = self.pipeline.recent_keys.stats();
         }
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DatabaseStats {
@@ -359,6 +366,12 @@ impl Store {
             pinned_states: load(&self.root.published.pinned_states),
             pinned_bytes: load(&self.root.published.pinned_bytes),
             throttles: load(&self.counters.throttles),
+            transactions: TransactionStats {
+                committed: load(&self.counters.transactions),
+                conflicts: load(&self.counters.transaction_conflicts),
+                range_readers: range_readers as u64,
+                recent_key_bytes,
+            },
             stalls: self.counters.stalls.stats(),
             checkpoints: load(&self.counters.checkpoints),
             checkpoint_bytes: load(&self.counters.checkpoint_bytes),

@@ -486,7 +486,7 @@ fn error_location(error: &Error, files: &[(PathBuf, u64)]) -> Result<ErrorLocati
         Error::Corrupt { path, offset, damage: what, .. } => {
             let len = files.iter().find(|(file, _)| file == path).map(|(_, len)| *len);
             let is_missing =
-                matches!(what, sheaf::Damage::Truncated { .. } | sheaf::Damage::MissingCommits { .. });
+                matches!(**what, sheaf::Damage::Truncated { .. } | sheaf::Damage::MissingCommits { .. });
             match len {
                 Some(len) if *offset <= len + OFFSET_TOLERANCE => {
                     Ok(ErrorLocation { path: path.clone(), offset: Some(*offset) })

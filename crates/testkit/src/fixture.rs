@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sheaf::{Builder, Database, Keyspace, KeyspaceOptions, Result};
+use sheaf::{Builder, Database, Keyspace, KeyspaceOptions, PersistenceMode, Result};
 use sheaf_engine::contract::EngineFactory;
+use sheaf_flat::pmem::PmDisk;
 use sheaf_platform::clock::{Clock, ManualClock, SystemClock};
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_platform::disk::{Disk, MIN_OPEN_FILES, OpenMode};
@@ -40,6 +41,8 @@ pub struct TestSubject {
     pub ordered: bool,
     /// Engine of the other keyspaces in the same database. It commits to the other log.
     pub other_engine: &'static str,
+    /// Whether files on the real disk are mapped as the substitute of persistent memory.
+    pub is_persistent: bool,
     /// Space limit of the database, if it is set.
     pub space_limit: Option<f64>,
     /// Factories of engines that the facade does not register itself.
@@ -56,9 +59,16 @@ impl TestSubject {
             chosen_options: &[],
             ordered: false,
             other_engine: reference_engine::NAME,
+            is_persistent: false,
             space_limit: None,
             factories: vec![Arc::new(ReferenceEngineFactory::default())],
         }
+    }
+
+    /// FlatStore in the substitute of persistent memory. Suites run it on the real disk only.
+    #[must_use]
+    pub fn flat_persistent() -> TestSubject {
+        TestSubject { name: "flat-persistent", is_persistent: true, ..TestSubject::flat() }
     }
 
     /// FlexDB.
@@ -144,10 +154,11 @@ impl TestSubject {
         TestSubject { name: "flex-bounded", space_limit: Some(1.6), ..TestSubject::flex_wide() }
     }
 
-    /// DeLSM with fewer and larger levels.
+    /// DeLSM with fewer and larger levels, and three frozen memtables.
     #[must_use]
     pub fn delsm_steep() -> TestSubject {
-        TestSubject { name: "delsm-steep", chosen_options: &[("level-factor", 4)], ..TestSubject::delsm() }
+        let chosen = &[("level-factor", 4), ("frozen-memtables", 3)];
+        TestSubject { name: "delsm-steep", chosen_options: chosen, ..TestSubject::delsm() }
     }
 
     /// Returns the engines with non-default options. They pass all suites at a small part of the
@@ -204,7 +215,8 @@ impl TestSubject {
     /// Returns the subject of this name, as written in replay lines.
     #[must_use]
     pub fn by_name(engine: &str) -> Option<TestSubject> {
-        let beside = TestSubject::geometries().into_iter().chain([TestSubject::all_engines()]);
+        let others = [TestSubject::all_engines(), TestSubject::flat_persistent()];
+        let beside = TestSubject::geometries().into_iter().chain(others);
         TestSubject::all().into_iter().chain(beside).find(|subject| subject.name == engine)
     }
 
@@ -355,7 +367,12 @@ impl Fixture {
                 let name = format!("sheaf-testkit-{}-{number}", std::process::id());
                 let root = std::env::temp_dir().join(name);
                 std::fs::create_dir(&root).expect("the temporary directory can be written");
-                (root, Arc::new(RealDisk::default()), None)
+                let real: Arc<dyn Disk> = Arc::new(RealDisk::default());
+                let disk: Arc<dyn Disk> = match subject.is_persistent {
+                    true => Arc::new(PmDisk::new(real, PersistenceMode::Substitute)),
+                    false => real,
+                };
+                (root, disk, None)
             }
             DiskKind::Simulated => {
                 let disk = Arc::new(SimDisk::new());

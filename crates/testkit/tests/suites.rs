@@ -30,6 +30,8 @@ mod group_commit_modes;
 mod kill;
 #[path = "crashes/openings.rs"]
 mod openings;
+#[path = "crashes/parallel_openings.rs"]
+mod parallel_openings;
 
 // Damaged files.
 #[path = "damage/corruption.rs"]
@@ -56,6 +58,8 @@ mod conversion;
 mod blob_reclaim;
 #[path = "resources/blobs.rs"]
 mod blobs;
+#[path = "resources/frozen_memtables.rs"]
+mod frozen_memtables;
 #[path = "resources/limits.rs"]
 mod limits;
 #[path = "resources/many_keyspaces.rs"]
@@ -66,6 +70,8 @@ mod memory;
 mod process_memory;
 #[path = "resources/stalls.rs"]
 mod stalls;
+#[path = "resources/value_files.rs"]
+mod value_files;
 
 // The scenarios of earlier drafts.
 mod scenarios;

@@ -7,6 +7,7 @@ use crate::field;
 use crate::invariants;
 use crate::prose;
 use crate::shell::{self, cargo, interleavings};
+use crate::{bindings, cross};
 
 /// Runs a step. CI builds once, so incremental builds would only cost time, and would make the
 /// programs slower.
@@ -32,19 +33,31 @@ pub(crate) fn run() -> Result<(), String> {
     invariants::invariants(&[])?;
     let all = ["--all-targets", "--features", "sheaf-testkit/campaign"];
     step(cargo(&[&["clippy", "--locked"], &all[..], &["--", "-D", "warnings"]].concat()))?;
-    let mut doc = cargo(&["doc", "--locked", "--no-deps"]);
+    cross::cross_in_ci()?;
+    let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf-db/metrics,sheaf-db/tokio"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
     // Optional features and the benchmark, without a C compiler and C libraries. They are built
     // together, because they have the same dependencies.
-    let optional = ["-p", "sheaf", "--features", "sheaf/tracing,sheaf/metrics"];
+    let optional = ["-p", "sheaf-db", "--features", "sheaf-db/tracing,sheaf-db/metrics,sheaf-db/tokio"];
     step(cargo(
         &[&["clippy", "--locked"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
     ))?;
     let bench = ["-p", "sheaf-bench", "--no-default-features", "--lib", "--bins", "--test", "operators"];
     let bench = [&bench[..], &["--example", "kreon_levels"]].concat();
     step(with_opt_level(cargo(&[&["test", "--locked"], &optional[..], &bench[..]].concat()), "0"))?;
+    let service = ["-p", "sheaf-example-axum"]; // no default member
+    step(cargo(
+        &[&["clippy", "--locked"], &service[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
+    ))?;
+    step(with_opt_level(cargo(&[&["test", "--locked"], &service[..]].concat()), "0"))?;
+    // The C libraries are no default members. Their tests in C need a compiler; that of LevelDB is
+    // fetched, and therefore not part of CI.
+    let libraries = ["-p", "sheaf-ffi", "-p", "sheaf-ffi-leveldb", "--all-targets", "--", "-D", "warnings"];
+    step(cargo(&[&["clippy", "--locked"], &libraries[..]].concat()))?;
+    step(cargo(&["test", "--locked", "-p", "sheaf-ffi", "--lib"]))?;
+    bindings::bindings(&["--profile", "test", "--skip-leveldb"].map(str::to_owned))?;
     for tests in interleavings(&[]) {
         step(with_opt_level(tests, "1"))?;
     }

@@ -1,4 +1,4 @@
-//! # xtask: `cargo xtask ci`, `campaign`, `field`, `invariants`, `prose`, `seeded` and others
+//! # xtask: `cargo xtask ci` and all other commands of the project
 //!
 //! Defines all checks of the project; `.ci/run` is only a wrapper. Has no dependencies, so that it
 //! builds quickly.
@@ -7,13 +7,17 @@
 // A tool: files, processes and time are its work.
 #![allow(clippy::disallowed_methods)]
 
+mod bindings;
+mod bindings_python;
 mod campaign;
 mod ci;
+mod cross;
 mod field;
 mod filesystems;
 mod invariants;
 mod ledger;
 mod prose;
+mod release;
 mod seeded;
 mod shell;
 mod source;
@@ -25,13 +29,22 @@ cargo xtask ci                                  all checks of CI
 cargo xtask field [--form short|full|long] [--only A,B] [--engine A,B] [--list]
     loads of real programs on the real disk, with the required value of each figure: short takes 3 minutes at most,
     full has the sizes of the required values (about an hour, 12 GB), long is ten times as long
+cargo xtask bindings [--profile NAME] [--skip-leveldb | --update | --gets | --install PREFIX]
+    libsheaf and libleveldb_sheaf: builds them, and runs their C tests plain, with sanitizers and under valgrind (takes
+    a C compiler); --update writes sheaf.h, --gets compares gets in C and Rust, --install copies library and header
+cargo xtask cross [--install] [TARGET ...]      clippy of the library and the command for other systems and processors;
+                                                --install lets rustup install missing targets
 cargo xtask prose [--update | --totals | --list PATH]
     the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
     smaller ones, --totals prints the counts of each crate, --list the violations of some files
+cargo xtask bindings-python                     builds the wheel of the Python bindings, installs it in a clean environment,
+                                                runs its tests, and checks its types; takes Python 3.11 or later
 cargo xtask invariants                          each numbered invariant of a module header has an assert that names it,
                                                 or a row in docs/invariants.md with the reason
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
+cargo xtask golden                              makes the golden databases of the format that may still change
+cargo xtask release --dry-run [--no-verify]     packages of all published crates, each built by itself, without an upload
 cargo xtask seeded [--only A,B] [--list]        the test of each seeded bug of the commit window, in a copy of the tracked
                                                 files: each test must pass without the bug and fail with it
 cargo xtask campaign [--minutes N] [--cases N] [--turns N] [--only A,B] [--engine A,B] [--seed N] [--workers N]
@@ -39,6 +52,12 @@ cargo xtask campaign [--minutes N] [--cases N] [--turns N] [--only A,B] [--engin
     totals go to docs/reliability/LEDGER.md after every turn
     A, B of: crash short loaded kill errors model corrupt repair linearizable fuzz interleavings sanitizers crowded
     short, loaded: 64 turns are every short workload, on an empty database and a loaded one; errors: a turn is a workload";
+
+/// Makes the golden databases of the present format.
+fn golden() -> Result<(), String> {
+    let words = ["test", "--locked", "-p", "sheaf-testkit", "--test", "golden", "--"];
+    shell::step(shell::cargo(&[&words[..], &["--ignored", "--nocapture", "make_golden"]].concat()))
+}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -48,9 +67,14 @@ fn main() -> ExitCode {
             println!("{HELP}");
             Ok(())
         }
+        Some("bindings-python") => bindings_python::bindings_python(&words[1..]),
+        Some("cross") => cross::cross(&words[1..]),
         Some("field") => field::field(&words[1..]),
+        Some("bindings") => bindings::bindings(&words[1..]),
         Some("invariants") => invariants::invariants(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),
+        Some("golden") if words.len() == 1 => golden(),
+        Some("release") => release::release(&words[1..]),
         Some("filesystems") => filesystems::filesystems(&words[1..]),
         Some("seeded") => seeded::seeded(&words[1..]),
         Some("campaign") => campaign::run(&words[1..]),

@@ -24,7 +24,7 @@ use values::{
 use values::{engine, groups, own_engine, own_engines, parts, peers, seconds, store, stores, sync_every};
 
 /// Default number of pairs of a run.
-const PAIRS: u64 = 5_000_000;
+pub(crate) const PAIRS: u64 = 5_000_000;
 
 /// Compares Sheaf with its peers on this machine.
 ///
@@ -94,7 +94,8 @@ pub(crate) struct DirArgs {
 /// Options that comparisons and papers share.
 #[derive(Args, Clone, Debug)]
 struct CommonArgs {
-    /// Engines and peers, see `list` [default: all engines, all peers built in except variants]
+    /// Engines and peers, see `list`; ENGINE:OPTION=VALUE sets an option [default: all engines, all
+    /// peers built in except variants; of a paper: its engine, its variants, the peers]
     #[arg(long, value_parser = stores)]
     stores: Option<ArgList<BenchSubject>>,
     /// Finish in about 3 minutes: only the main workloads, fewer pairs, phases of 0.4 s
@@ -112,9 +113,14 @@ struct CommonArgs {
     #[command(flatten)]
     dir: DirArgs,
     /// Directory of the report: new, empty, or with an earlier report
-    #[arg(long, default_value = "target/bench-report")]
+    #[arg(long, default_value = REPORT_DIR)]
     out: PathBuf,
 }
+
+/// Default directory of reports.
+pub(crate) const REPORT_DIR: &str = "target/bench-report";
+/// Directory of the pages of papers. Its subdirectory `data` has their figures.
+const PAPER_DOCS: &str = "docs/papers";
 
 impl CommonArgs {
     /// Returns the options. With `--quick` the default is `quick_rounds` rounds.
@@ -134,11 +140,14 @@ impl CommonArgs {
     }
 }
 
-/// Returns the command line for the report without `--dir` and `--out`, which do not affect
-/// figures.
+/// Returns the command line for the report without the paths of databases and outputs, which do not
+/// affect figures.
 fn without_paths(arguments: &[String]) -> String {
-    let is_flag = |argument: &String| argument == "--dir" || argument == "--out";
-    let is_joined = |argument: &String| argument.starts_with("--dir=") || argument.starts_with("--out=");
+    const PATHS: [&str; 3] = ["--dir", "--out", "--save"];
+    let is_flag = |argument: &String| PATHS.contains(&argument.as_str());
+    let is_joined = |argument: &String| {
+        PATHS.iter().any(|flag| argument.strip_prefix(flag).is_some_and(|rest| rest.starts_with('=')))
+    };
     let kept = arguments.iter().enumerate().filter(|(index, argument)| {
         !is_flag(argument)
             && !is_joined(argument)
@@ -252,6 +261,22 @@ pub(crate) struct PaperArgs {
     /// Factor for the pairs of the experiments [default: 1, or 0.02 with --quick]
     #[arg(long, value_parser = factor)]
     scale: Option<f64>,
+    /// Experiments, each NAME or NAME/WORKLOAD; headline is the one of `figures` [default: all but
+    /// headline]
+    #[arg(long, value_parser = name_list)]
+    only: Option<ArgList<String>>,
+    /// Also save the figures in DIR/NAME.tsv; lines of other runs there are kept
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+    /// Run nothing: read these results.jsonl, run with the same --scale and --quick, or saved .tsv
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    from: Vec<PathBuf>,
+    /// Run nothing: write the table of the page from the saved figures
+    #[arg(long, conflicts_with_all = ["from", "save", "only"])]
+    page: bool,
+    /// Directory of the pages, with the saved figures in its subdirectory data
+    #[arg(long, default_value = PAPER_DOCS)]
+    docs: PathBuf,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -263,16 +288,32 @@ pub(crate) struct PaperRun {
     pub(crate) scale: f64,
     /// Whether stores were named. Then no substitutes for stores of the paper are added.
     pub(crate) only_stores: bool,
+    pub(crate) quick: bool,
+    /// Directory of the saved figures, if they are saved.
+    pub(crate) save: Option<PathBuf>,
+    /// Files to read instead of a run.
+    pub(crate) from: Vec<PathBuf>,
+    /// Whether only the tables of the pages are written.
+    pub(crate) page: bool,
+    /// Directory of the pages.
+    pub(crate) docs: PathBuf,
     pub(crate) options: RunOptions,
 }
 
 impl PaperArgs {
     /// Resolves the options into a run.
     pub(crate) fn paper(&self) -> crate::Result<PaperRun> {
+        let mut papers = crate::paper::select(&self.name)?;
+        crate::paper::keep_only(&mut papers, self.only.as_deref().unwrap_or_default())?;
         Ok(PaperRun {
-            papers: crate::paper::select(&self.name)?,
+            papers,
             scale: self.scale.unwrap_or(if self.common.quick { 0.02 } else { 1.0 }),
             only_stores: self.common.stores.is_some(),
+            quick: self.common.quick,
+            save: self.save.clone(),
+            from: self.from.clone(),
+            page: self.page,
+            docs: self.docs.clone(),
             options: self.common.options(1),
         })
     }
@@ -285,7 +326,7 @@ pub(crate) struct ReportCommand {
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// Directory of the report
-    #[arg(long, default_value = "target/bench-report")]
+    #[arg(long, default_value = REPORT_DIR)]
     pub(crate) out: PathBuf,
     /// Also write the tables between the marks of this Markdown file
     #[arg(long)]
@@ -306,7 +347,8 @@ pub(crate) struct FiguresArgs {
     pub(crate) rounds: u64,
     /// fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open,
     /// device-bytes; flat: durable, empty; flex: scan, scan-down, ycsb, read-tail; cedrus: mixes,
-    /// churn [default: all]
+    /// churn; headline: the main ratios of the papers (one of them: headline-flexdb, -delsm,
+    /// -cedrusdb, -kreon or -flatstore) [default: all but the headlines]
     #[arg(long, value_parser = groups)]
     only: Option<ArgList<FigureGroup>>,
     /// Length of a timed phase
@@ -339,7 +381,21 @@ impl FiguresArgs {
 
     /// Returns the groups of figures to measure.
     pub(crate) fn only(&self) -> Vec<FigureGroup> {
-        self.only.clone().unwrap_or_else(|| FigureGroup::ALL.to_vec())
+        self.only.clone().unwrap_or_else(|| FigureGroup::OF_ENGINES.to_vec())
+    }
+
+    /// Returns the options of a run with a process for each store.
+    pub(crate) fn run_options(&self) -> RunOptions {
+        RunOptions {
+            subjects: Vec::new(),
+            rounds: self.rounds,
+            seconds: self.phase.as_secs_f64(),
+            sync_every: self.sync_every,
+            max_quiesce: Duration::from_secs(60),
+            dir: self.dir.path.clone(),
+            out: PathBuf::from(REPORT_DIR),
+            command: without_paths(&std::env::args().skip(1).collect::<Vec<_>>()),
+        }
     }
 }
 

@@ -19,6 +19,7 @@ fn the_recorded_command_line_has_no_paths() {
         "figures --dir /tmp/a --rounds 2 --out report --json",
         "figures --dir=/tmp/a --rounds 2 --out=report --json",
         "figures --rounds 2 --json --dir /tmp/a",
+        "figures --rounds 2 --save docs/data --json",
     ] {
         assert_eq!(without(line), "figures --rounds 2 --json", "{line}");
     }
@@ -80,6 +81,10 @@ fn wrong_lines_are_refused_with_a_reason() {
         ("paper flatstore --scale=-1", "not a positive number"),
         ("stream --megabytes 5000", "less than 4 GiB"),
         ("backup --subject null", "not an engine of Sheaf"),
+        ("paper flatstore --page --only fig-7", "cannot be used with"),
+        ("figures --only headline-bigtable", "unknown group"),
+        ("compare --stores delsm:file-bytes=1", "from 256"),
+        ("backup --subject delsm:file-bytes=256", "not an engine of Sheaf"),
         ("report", "required arguments were not provided"),
     ] {
         let error = line(text).unwrap_err().to_string();
@@ -89,6 +94,33 @@ fn wrong_lines_are_refused_with_a_reason() {
     assert!(compare.comparison().unwrap_err().to_string().contains("unknown workload"));
     let Ok(Command::Paper(paper)) = line("paper bigtable") else { panic!("not a paper") };
     assert!(paper.paper().unwrap_err().to_string().contains("unknown paper"));
+}
+
+#[test]
+fn headlines_run_only_when_they_are_named() {
+    let groups = |text: &str| match line(text) {
+        Ok(Command::Figures(options)) => options.only(),
+        _ => panic!("not figures: {text}"),
+    };
+    assert!(groups("figures").iter().all(|group| group.headline().is_none()));
+    let papers: Vec<_> =
+        groups("figures --only headline").iter().filter_map(|group| group.headline()).collect();
+    assert_eq!(papers, ["flexdb", "delsm", "cedrusdb", "kreon", "flatstore"]);
+    assert_eq!(groups("figures --only headline-kreon,cpu").len(), 2);
+}
+
+#[test]
+fn a_run_of_a_paper_can_be_split_and_its_figures_saved() {
+    let paper = |text: &str| match line(text) {
+        Ok(Command::Paper(paper)) => paper.paper(),
+        _ => panic!("not a paper: {text}"),
+    };
+    let run = paper("paper flatstore --only fig-7,fig-7-durable --save data --quick").unwrap();
+    assert_eq!((run.papers[0].name.as_str(), run.quick, run.page), ("flatstore", true, false));
+    assert_eq!(run.save, Some(PathBuf::from("data")));
+    let run = paper("paper all --from a.jsonl,b.tsv --save data").unwrap();
+    assert_eq!((run.from.len(), run.papers.len()), (2, 5));
+    assert!(paper("paper flatstore --only fig-99").unwrap_err().to_string().contains("fig-7-durable"));
 }
 
 #[test]

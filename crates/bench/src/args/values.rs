@@ -101,7 +101,7 @@ pub(super) fn store(name: &str) -> Result<BenchSubject> {
 
 pub(super) fn own_engine(name: &str) -> Result<BenchSubject> {
     let subject = BenchSubject::parse(name)?;
-    if subject.is_peer() || subject == BenchSubject::NULL {
+    if !subject.is_ours() || subject.has_options() {
         return Err(format!("{name} is not an engine of Sheaf").into());
     }
     Ok(subject)
@@ -146,8 +146,9 @@ pub(super) fn peers(names: &str) -> Result<ArgList<BenchSubject>> {
     each(names, peer).map(deduplicate)
 }
 
+/// Parses groups of figures. `headline` means those of all papers.
 pub(super) fn groups(names: &str) -> Result<ArgList<FigureGroup>> {
-    each(names, FigureGroup::parse)
+    Ok(each(names, FigureGroup::parse)?.into_iter().flatten().collect())
 }
 
 pub(super) fn parts(names: &str) -> Result<ArgList<ValueMeasurement>> {

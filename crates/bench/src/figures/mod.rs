@@ -15,6 +15,7 @@
 //!
 //! This is the order for `flat`. The modules of `flex` and `cedrus` describe their differences.
 //! With `--keep` databases are kept, and the next run opens them: a long run can be divided.
+//! Headlines are runs of their own, with a process for each store.
 //!
 //! Every other round takes the stores in reverse order. Between phases the bench waits until the
 //! process is idle, so that background work of one store does not slow down the next.
@@ -22,6 +23,7 @@
 mod cedrus;
 mod durable_and_open;
 mod flex;
+mod headline;
 mod peer_comparison;
 mod promises;
 mod results;
@@ -70,10 +72,24 @@ pub(crate) enum FigureGroup {
     DeviceBytes,
     Churn,
     Empty,
+    HeadlineFlexdb,
+    HeadlineDelsm,
+    HeadlineCedrusdb,
+    HeadlineKreon,
+    HeadlineFlatstore,
 }
 
 impl FigureGroup {
-    pub(crate) const ALL: [FigureGroup; 18] = [
+    /// Main ratios of the papers.
+    const HEADLINES: [FigureGroup; 5] = [
+        FigureGroup::HeadlineFlexdb,
+        FigureGroup::HeadlineDelsm,
+        FigureGroup::HeadlineCedrusdb,
+        FigureGroup::HeadlineKreon,
+        FigureGroup::HeadlineFlatstore,
+    ];
+    /// Figures of one engine: all but the headlines.
+    pub(crate) const OF_ENGINES: [FigureGroup; 18] = [
         FigureGroup::FillRandom,
         FigureGroup::GetUniform,
         FigureGroup::GetMiss,
@@ -114,17 +130,30 @@ impl FigureGroup {
             FigureGroup::DeviceBytes => "device-bytes",
             FigureGroup::Churn => "churn",
             FigureGroup::Empty => "empty",
+            FigureGroup::HeadlineFlexdb => "headline-flexdb",
+            FigureGroup::HeadlineDelsm => "headline-delsm",
+            FigureGroup::HeadlineCedrusdb => "headline-cedrusdb",
+            FigureGroup::HeadlineKreon => "headline-kreon",
+            FigureGroup::HeadlineFlatstore => "headline-flatstore",
         }
     }
 
-    pub(crate) fn parse(name: &str) -> Result<FigureGroup> {
-        FigureGroup::ALL.into_iter().find(|group| group.name() == name).ok_or_else(|| {
-            format!(
-                "unknown group {name:?}; there are: {}",
-                FigureGroup::ALL.map(FigureGroup::name).join(", ")
-            )
-            .into()
-        })
+    /// Returns the paper of a headline.
+    pub(crate) fn headline(self) -> Option<&'static str> {
+        self.name().strip_prefix("headline-")
+    }
+
+    /// Returns the group of that name, or all headlines for `headline`.
+    pub(crate) fn parse(name: &str) -> Result<Vec<FigureGroup>> {
+        if name == "headline" {
+            return Ok(FigureGroup::HEADLINES.to_vec());
+        }
+        let mut all = FigureGroup::OF_ENGINES.into_iter().chain(FigureGroup::HEADLINES);
+        if let Some(group) = all.clone().find(|group| group.name() == name) {
+            return Ok(vec![group]);
+        }
+        let known: Vec<&str> = all.by_ref().map(FigureGroup::name).collect();
+        Err(format!("unknown group {name:?}; there are: {}, headline", known.join(", ")).into())
     }
 }
 
@@ -196,6 +225,10 @@ fn disk_bytes_needed(options: &FiguresArgs) -> u64 {
 
 /// Measures all selected figures and prints a report.
 pub(crate) fn run(options: &FiguresArgs) -> Result<()> {
+    let groups = options.only();
+    if groups.iter().any(|group| group.headline().is_some()) {
+        return headline::run(options, &groups);
+    }
     let place = if options.keep {
         RunDir::keeping(&options.dir.path)?
     } else {

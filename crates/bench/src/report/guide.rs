@@ -16,13 +16,14 @@ const END: &str = "<!-- generated: end -->";
 /// Writes the tables of `summary` between the marks of `file`.
 pub(super) fn write(file: &Path, summary: &RunSummary) -> Result<()> {
     let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    let Some(text) = replaced(&text, &tables(summary)) else {
+    let Some(text) = replace_generated(&text, &tables(summary)) else {
         return Err(format!("{}: no {BEGIN} before an {END}", file.display()).into());
     };
     Ok(fs::write(file, text)?)
 }
 
-fn replaced(text: &str, tables: &str) -> Option<String> {
+/// Replaces the text between the two marks, or returns `None` if there are no marks.
+pub(crate) fn replace_generated(text: &str, tables: &str) -> Option<String> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
     Some(format!("{before}{BEGIN}\n\n{tables}\n{END}{after}"))
@@ -95,12 +96,12 @@ mod tests {
     use crate::report::tests::stored;
 
     #[test]
-    fn only_text_between_the_marks_is_replaced() {
+    fn only_text_between_the_marks_is_replace_generated() {
         let text = format!("# Guide\n{BEGIN}\nold\n{END}\nprose\n");
-        let text = replaced(&text, "new\n").unwrap();
+        let text = replace_generated(&text, "new\n").unwrap();
         assert_eq!(text, format!("# Guide\n{BEGIN}\n\nnew\n\n{END}\nprose\n"));
-        assert!(replaced("no marks", "new").is_none());
-        assert!(replaced(&format!("{END} {BEGIN}"), "new").is_none());
+        assert!(replace_generated("no marks", "new").is_none());
+        assert!(replace_generated(&format!("{END} {BEGIN}"), "new").is_none());
     }
 
     #[test]

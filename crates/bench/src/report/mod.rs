@@ -17,6 +17,8 @@ mod html;
 mod markdown;
 mod plot;
 
+pub(crate) use guide::replace_generated;
+
 use std::fs;
 use std::path::Path;
 

@@ -2,7 +2,8 @@
 //!
 //! An adapter opens a store with the settings that [`PEERS`] describes. Its session holds the state
 //! that users of that store keep per thread (LMDB: a read transaction). Engines of Sheaf need no
-//! adapter: every name that [`sheaf::engines`] returns is a subject.
+//! adapter: every name that [`sheaf::engines`] returns is a subject, and so is such a name with
+//! options of the engine: `delsm:file-bytes=256`.
 //!
 //! ## Rules of fairness
 //!
@@ -23,6 +24,7 @@ use crate::Result;
 mod files;
 mod null;
 mod sheaf;
+mod variant;
 
 #[cfg(any(feature = "leveldb", feature = "rocksdb"))]
 mod c_api;
@@ -272,7 +274,7 @@ static PEERS: [PeerStore; 9] = [
 const OURS_SETTING: &str = "one keyspace at default options, memory budget, space limit 1.6; get_with (no copy), \
                             checksum verified at every get; syncs itself every 100 ms; durable: Durability::Sync";
 
-/// A store, identified by its name.
+/// A store, identified by its name: a peer, an engine, or an engine with options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BenchSubject(&'static str);
 
@@ -317,16 +319,22 @@ impl BenchSubject {
         match self.peer() {
             Some(peer) => peer.title.to_owned(),
             None if self == BenchSubject::NULL => "harness alone".to_owned(),
-            None => format!("Sheaf {}", self.0),
+            None => match self.0.split_once(':') {
+                Some((engine, options)) => format!("Sheaf {engine} ({})", options.replace(':', ", ")),
+                None => format!("Sheaf {}", self.0),
+            },
         }
     }
 
     /// Returns the description of its settings.
-    pub(crate) fn setting(self) -> &'static str {
+    pub(crate) fn setting(self) -> String {
         match self.peer() {
-            Some(peer) => peer.setting,
-            None if self == BenchSubject::NULL => "no store: measures the cost of the harness",
-            None => OURS_SETTING,
+            Some(peer) => peer.setting.to_owned(),
+            None if self == BenchSubject::NULL => "no store: measures the cost of the harness".to_owned(),
+            None => match self.0.split_once(':') {
+                Some((_, options)) => OURS_SETTING.replace("default options", &options.replace(':', ", ")),
+                None => OURS_SETTING.to_owned(),
+            },
         }
     }
 
@@ -349,6 +357,9 @@ impl BenchSubject {
 
     /// Returns the subject of that name, or an error if the name is unknown or not in the build.
     pub(crate) fn parse(name: &str) -> Result<BenchSubject> {
+        if name.contains(':') {
+            return variant::intern(name).map(BenchSubject);
+        }
         let known: Vec<BenchSubject> = [BenchSubject::NULL]
             .into_iter()
             .chain(BenchSubject::own_engines())
@@ -370,6 +381,9 @@ impl BenchSubject {
 
     /// Returns the subject of that name, whether the build includes it or not.
     pub(crate) fn by_name(name: &str) -> Option<BenchSubject> {
+        if name.contains(':') {
+            return variant::intern(name).ok().map(BenchSubject);
+        }
         BenchSubject::own_engines()
             .into_iter()
             .chain(BenchSubject::peers())
@@ -379,6 +393,11 @@ impl BenchSubject {
 
     pub(crate) fn is_built_in(self) -> bool {
         self.peer().is_none_or(|peer| peer.open.is_some())
+    }
+
+    /// Returns whether it is an engine of Sheaf with options.
+    pub(crate) fn has_options(self) -> bool {
+        self.0.contains(':')
     }
 
     /// Opens or creates its database in the existing directory `dir`.
@@ -406,6 +425,39 @@ mod tests {
         }
         let refusal = BenchSubject::parse("rocks").unwrap_err().to_string();
         assert!(refusal.contains("rocksdb"), "{refusal}");
+    }
+
+    #[test]
+    fn an_engine_with_options_is_a_subject_that_keeps_its_values_in_its_way() {
+        let subject = BenchSubject::parse("delsm:file-bytes=256").unwrap();
+        assert_eq!(Some(subject), BenchSubject::by_name("delsm:file-bytes=256"));
+        assert_ne!(Some(subject), BenchSubject::by_name("delsm"));
+        assert_eq!(subject.title(), "Sheaf delsm (file-bytes=256)");
+        assert!(subject.is_ours() && subject.setting().contains("file-bytes=256"));
+        let dir = std::env::temp_dir().join(format!("sheaf-bench-variant-{}", std::process::id()));
+        let value_files = |subject: BenchSubject| {
+            std::fs::create_dir_all(&dir).unwrap();
+            let setting = StoreSetting { memory: 64 << 20, ..StoreSetting::BUFFERED };
+            let store = subject.open(&dir, setting).unwrap();
+            let mut session = store.session().unwrap();
+            for index in 0..200u64 {
+                session.put(&key(index), ValueGenerator::new().make(index, 0, 1024)).unwrap();
+            }
+            drop(session);
+            store.sync().unwrap();
+            store.close().unwrap();
+            let count = file_count(&dir);
+            std::fs::remove_dir_all(&dir).unwrap();
+            count
+        };
+        assert!(value_files(subject) >= 200);
+        assert!(value_files(BenchSubject::parse("delsm").unwrap()) < 100);
+    }
+
+    /// Counts the files below a directory.
+    fn file_count(dir: &Path) -> usize {
+        let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        entries.map(|path| if path.is_dir() { file_count(&path) } else { 1 }).sum()
     }
 
     #[test]

@@ -1,10 +1,13 @@
-//! # Sheaf: one keyspace of the chosen engine, with default options except memory and space
+//! # Sheaf: one keyspace of the chosen engine
+//!
+//! Memory and space limit are those of the setting, options of the engine those of its name. All
+//! other options have their defaults.
 
 use std::path::Path;
 
-use ::sheaf::{Database, Durability, Error, Keyspace, KeyspaceOptions};
+use ::sheaf::{Database, Durability, Error, Keyspace};
 
-use super::{BenchSession, BenchStore, ScanDirection, SheafFigures, StoreSetting, read_value};
+use super::{BenchSession, BenchStore, ScanDirection, SheafFigures, StoreSetting, read_value, variant};
 use crate::Result;
 
 pub(super) struct SheafStore {
@@ -13,7 +16,7 @@ pub(super) struct SheafStore {
 }
 
 impl SheafStore {
-    pub(super) fn open(dir: &Path, engine: &str, setting: StoreSetting) -> Result<SheafStore> {
+    pub(super) fn open(dir: &Path, name: &str, setting: StoreSetting) -> Result<SheafStore> {
         let durability = if setting.durable { Durability::Sync } else { Durability::Buffer };
         let builder = Database::builder().memory(setting.memory).durability(durability);
         let builder = match setting.space_limit {
@@ -21,7 +24,7 @@ impl SheafStore {
             None => builder,
         };
         let database = builder.open(dir)?;
-        let keyspace = database.keyspace("bench", KeyspaceOptions::default().engine(engine))?;
+        let keyspace = database.keyspace("bench", variant::keyspace_options(name)?)?;
         Ok(SheafStore { database, keyspace })
     }
 }

@@ -117,8 +117,8 @@ impl Library {
             .flat_map(|text| (1..=text.lines.len()).map(|number| line_key(text, number)))
             .collect();
         // Steps of the golden ratio visit the keys in an order that no cache can predict.
-        let order: Vec<usize> =
-            (0..READS).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % keys.len()).collect();
+        let step = |i: u64| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % keys.len() as u64;
+        let order: Vec<usize> = (0..READS as u64).map(|i| usize::try_from(step(i)).unwrap_or(0)).collect();
         let watch = Stopwatch::start();
         let mut found = 0;
         for index in order {

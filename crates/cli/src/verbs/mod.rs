@@ -7,7 +7,13 @@
 mod inspect;
 mod maintain;
 mod pairs;
+#[cfg(target_os = "linux")]
 mod serving;
+#[cfg(not(target_os = "linux"))]
+#[path = "serving/unsupported.rs"]
+mod serving;
+
+pub(crate) mod pages;
 
 pub(crate) use inspect::{advise, engines, keyspaces, stats, top, verify};
 pub(crate) use maintain::{backup, compact, convert, drop, repair};

@@ -53,6 +53,16 @@ pub trait EngineCheckpoint: EngineInfo {
     /// committed so far. Must be short: an engine with files of its own only sets aside the data
     /// that [`EngineCheckpoint::maintain`] then moves.
     fn freeze(&self) {}
+    /// Returns true if the engine has set aside the data of a pending checkpoint and should set
+    /// aside more ([`EngineCheckpoint::freeze_more`]). For example, its memtable is full again
+    /// before the flush is over. Must be cheap: the store asks often.
+    fn wants_freeze(&self) -> bool {
+        false
+    }
+    /// Sets aside the commits since the last freeze, *alone*, if the engine still wants that. The
+    /// image of the pending checkpoint need not contain them, because the log from the position of
+    /// that checkpoint stays. The image of the next checkpoint must. Must be short.
+    fn freeze_more(&self) {}
     /// Performs one bounded step of flushing frozen data, or of other work that is due. Returns
     /// true if there is more to do. Several threads may call this at once.
     ///
@@ -86,8 +96,8 @@ pub trait EngineCheckpoint: EngineInfo {
         let _ = (views, durable_seq);
         Ok(false)
     }
-    /// Returns true if all frozen data is flushed and no thread is flushing, so that the image can
-    /// be saved.
+    /// Returns true if all data of [`EngineCheckpoint::freeze`] is flushed, and no thread flushes
+    /// it, so that the image can be saved. Excludes data of [`EngineCheckpoint::freeze_more`].
     fn is_flushed(&self) -> bool {
         true
     }

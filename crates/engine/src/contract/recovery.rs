@@ -56,10 +56,22 @@ pub trait EngineRecovery: EngineReads {
         let _ = skipped;
         Err(Error::Unsupported { engine: self.name(), feature: "partial recovery" })
     }
-    /// Replays one record at opening. Records of the journal come in the order of the log, from one
-    /// thread. Records of a store log come in any order, from several threads. The seqs of one key
-    /// are not necessarily ascending, so the engine must compare them. Replaying a record twice
-    /// must change nothing.
+    /// Returns how many entries an image has in the segment of each slot, without the engine's own
+    /// files. Segments that were freed are left out. With these counts a repair proves which
+    /// records of the log belong to an index that it cannot read.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine's images have no counts, [`Error::Corrupt`] if
+    /// the image is invalid, and [`Error::Io`] if a read fails.
+    fn image_entries(&self, image: &mut dyn ImageSource) -> Result<Vec<(u32, u64)>> {
+        let _ = image;
+        Err(Error::Unsupported { engine: self.name(), feature: "counts of entries" })
+    }
+    /// Replays one record at opening. Several threads call this. The journal's records of one key
+    /// come in the order of the log, one after the other. Records of a store log come in any order.
+    /// The seqs of one key are not necessarily ascending, so the engine must compare them.
+    /// Replaying a record twice must change nothing that a reader sees.
     ///
     /// # Errors
     ///

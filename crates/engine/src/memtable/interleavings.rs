@@ -222,3 +222,37 @@ fn frozen_keys_are_found_while_others_freeze_and_add() {
         writer.join().expect("it freezes");
     });
 }
+
+/// A thread freezes twice and flushes the oldest memtable, that is, it moves its key to a set of
+/// files. Another one finds each key in the memtables or in the files of one state.
+#[test]
+fn keys_of_queued_memtables_are_found_while_the_oldest_leaves() {
+    explore(500, || {
+        let first = Memtables::new(Memtable::new(1, KeyPrefix::default(), true));
+        add(&first.active, 0);
+        let present = Arc::new(Published::new((first, Vec::<u64>::new())));
+        let writer = {
+            let present = Arc::clone(&present);
+            thread::spawn(move || {
+                let guard = &epoch::pin();
+                present.replace(guard, |(now, files)| (now.freeze(true, guard), files.clone()));
+                add(&present.load(guard).0.active, 1);
+                present.replace(guard, |(now, files)| (now.freeze(true, guard), files.clone()));
+                present.replace(guard, |(now, _)| (now.without_oldest(1), vec![0]));
+                add(&present.load(guard).0.active, 2);
+            })
+        };
+        let mut had = [true, false, false];
+        for _ in 0..3 {
+            let guard = &epoch::pin();
+            let (memtables, files) = present.load(guard);
+            for (n, had) in (0..).zip(&mut had) {
+                let is_there =
+                    files.contains(&n) || memtables.find(hash(n), &key(n), Seq::LATEST, guard).is_some();
+                assert!(is_there || !*had, "key {n} has left");
+                *had = is_there;
+            }
+        }
+        writer.join().expect("it freezes");
+    });
+}

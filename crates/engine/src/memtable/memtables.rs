@@ -1,19 +1,29 @@
-//! # Memtables of a keyspace: the active and the frozen one
+//! # Memtables of a keyspace: the active and the frozen ones
 //!
-//! The active memtable takes commits. A frozen one may exist, which is being flushed to the
-//! engine's files. An engine publishes both as one value together with the description of its files
-//! ([`sheaf_platform::sync::Published`]), so a thread that loads this state finds all data.
+//! The active memtable takes commits. Frozen ones may exist, which are being flushed to the
+//! engine's files, oldest first. An engine publishes all of them as one value together with the
+//! description of its files ([`sheaf_platform::sync::Published`]), so a thread that loads this
+//! state finds all data.
 //!
 //! ```text
-//!  active ──freeze──> frozen ──flushed──> freed
+//!  active ──freeze──> [frozen ... ] ──flushed──> freed
+//!                      newest  oldest
 //! ```
+//!
+//! The pending checkpoint *covers* the oldest frozen memtables: those that were frozen when it
+//! began. The journal before its position is freed when all of these are flushed. Memtables that
+//! are frozen later wait for the next checkpoint.
 //!
 //! ## Invariants
 //!
 //! 1. In every published state a pair is in the memtables, in the files of that state, or in both.
 //! 2. The number of each memtable is the number of the previous one plus one.
+//! 3. Memtables are flushed in the order in which they were frozen. The covered ones are the
+//!    oldest.
 
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::{Memtable, MemtableVersion};
 use crate::contract::EngineOp;
@@ -61,18 +71,20 @@ impl MemtableLayer for Memtable {
     }
 }
 
-/// Active and frozen memtable of a keyspace.
+/// Active and frozen memtables of a keyspace.
 #[derive(Debug)]
 pub struct Memtables<M = Memtable> {
     /// Memtable that takes commits.
     pub active: Arc<M>,
-    /// Previous memtable, if it is not completely flushed yet.
-    pub frozen: Option<Arc<M>>,
+    /// Memtables that are not completely flushed yet, oldest first. Most engines have at most one.
+    frozen: SmallVec<[Arc<M>; 1]>,
+    /// Number of the oldest frozen memtables that the pending checkpoint covers.
+    covered: usize,
 }
 
 impl<M> Clone for Memtables<M> {
     fn clone(&self) -> Memtables<M> {
-        Memtables { active: Arc::clone(&self.active), frozen: self.frozen.clone() }
+        Memtables { active: Arc::clone(&self.active), frozen: self.frozen.clone(), covered: self.covered }
     }
 }
 
@@ -80,13 +92,34 @@ impl<M: MemtableLayer> Memtables<M> {
     /// Returns the memtables of a new keyspace.
     #[must_use]
     pub fn new(first: M) -> Memtables<M> {
-        Memtables { active: Arc::new(first), frozen: None }
+        Memtables { active: Arc::new(first), frozen: SmallVec::new(), covered: 0 }
     }
 
     /// Returns the memtables, newest first.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &Arc<M>> {
-        std::iter::once(&self.active).chain(&self.frozen)
+        std::iter::once(&self.active).chain(self.frozen.iter().rev())
+    }
+
+    /// Returns the frozen memtables, oldest first. They are not completely flushed yet.
+    #[inline]
+    #[must_use]
+    pub fn all_frozen(&self) -> &[Arc<M>] {
+        &self.frozen
+    }
+
+    /// Returns the oldest frozen memtable. The next flush takes it.
+    #[inline]
+    #[must_use]
+    pub fn frozen(&self) -> Option<&Arc<M>> {
+        self.frozen.first()
+    }
+
+    /// Returns the number of frozen memtables that the pending checkpoint covers. They are the
+    /// oldest ones. Returns 0 once all of them are flushed.
+    #[must_use]
+    pub fn covered_count(&self) -> usize {
+        self.covered
     }
 
     /// Returns the memtables that contain keys, newest first.
@@ -108,25 +141,53 @@ impl<M: MemtableLayer> Memtables<M> {
 
     /// Returns true if there is something to freeze and the previous frozen memtable is flushed.
     pub fn can_freeze(&self) -> bool {
-        !self.active.is_empty() && self.frozen.is_none()
+        self.can_queue(1)
     }
 
-    /// Freezes the active memtable. A new one takes the commits.
+    /// Returns true if there is something to freeze and fewer than `max_frozen` memtables are
+    /// frozen.
+    pub fn can_queue(&self, max_frozen: usize) -> bool {
+        !self.active.is_empty() && self.frozen.len() < max_frozen
+    }
+
+    /// Freezes the active memtable. A new one takes the commits. The pending checkpoint does not
+    /// cover it ([`Memtables::covered`]).
     #[must_use]
     pub fn freeze(&self, tiny: bool, guard: &Guard) -> Memtables<M> {
+        let mut next = self.clone();
+        next.active = Arc::new(self.active.next(tiny, guard));
+        next.frozen.push(Arc::clone(&self.active));
         assert!(
-            self.frozen.is_none(),
+            next.frozen.len() == self.frozen.len() + 1,
             "memtables (I1): a frozen memtable leaves the state only when flushed"
         );
-        Memtables { active: Arc::new(self.active.next(tiny, guard)), frozen: Some(Arc::clone(&self.active)) }
+        next
     }
 
-    /// Returns the memtables without the frozen one if `is_below`, that is, if the files of the
-    /// next state contain it.
+    /// Returns these memtables for a checkpoint that begins now: it covers all frozen ones.
+    #[must_use]
+    pub fn covered(&self) -> Memtables<M> {
+        Memtables { covered: self.frozen.len(), ..self.clone() }
+    }
+
+    /// Returns the memtables without the oldest frozen one if `is_below`, that is, if the files of
+    /// the next state contain it.
     #[must_use]
     pub fn without_flushed(&self, is_below: bool) -> Memtables<M> {
-        let frozen = self.frozen.as_ref().filter(|_| !is_below).cloned();
-        Memtables { active: Arc::clone(&self.active), frozen }
+        self.without_oldest(usize::from(is_below))
+    }
+
+    /// Returns the memtables without the `count` oldest frozen ones. The files of the next state
+    /// must contain them.
+    #[must_use]
+    pub fn without_oldest(&self, count: usize) -> Memtables<M> {
+        let next = Memtables {
+            active: Arc::clone(&self.active),
+            frozen: self.frozen.iter().skip(count).cloned().collect(),
+            covered: self.covered.saturating_sub(count),
+        };
+        assert!(next.covered <= next.frozen.len(), "memtables (I3): the covered memtables are frozen");
+        next
     }
 
     /// Replaces all memtables by one empty memtable.
@@ -205,5 +266,55 @@ mod tests {
         assert_eq!((third.iter().count(), seq_of(&third, b"a", Seq(1))), (1, None));
         let last = third.cleared(true, guard);
         assert_eq!((last.active.number, last.filled().count(), last.bytes()), (3, 0, 0));
+    }
+
+    /// Returns memtables with `count` frozen ones. Each has the key `a`, and a key of its own.
+    fn queue_of(count: u8, guard: &Guard) -> Memtables {
+        let mut now = Memtables::new(Memtable::new(1, KeyPrefix::default(), true));
+        for turn in 1..=count {
+            add(&now, b"a", u64::from(turn));
+            add(&now, &[turn], u64::from(turn));
+            assert!(now.can_queue(usize::from(turn)), "{turn} of them may be frozen");
+            now = now.freeze(true, guard);
+            assert!(!now.can_queue(usize::from(count) + 1), "the active one is empty");
+        }
+        now
+    }
+
+    #[test]
+    fn queued_versions_are_found_newest_first_and_leave_oldest_first() {
+        let guard = &epoch::pin();
+        let mut now = queue_of(3, guard);
+        add(&now, b"a", 4);
+        assert!(!now.can_queue(3) && now.can_queue(4), "three are frozen");
+        let numbers = |of: &Memtables| of.iter().map(|m| m.number).collect::<Vec<_>>();
+        assert_eq!(numbers(&now), [4, 3, 2, 1]);
+        assert_eq!(now.filled().count(), 4);
+        for at in 1..=4 {
+            assert_eq!(seq_of(&now, b"a", Seq(at)), Some(at));
+        }
+        assert_eq!(seq_of(&now, &[1], Seq::LATEST), Some(1), "only the oldest has it");
+        let oldest: Vec<u32> = now.all_frozen().iter().map(|m| m.number).collect();
+        assert_eq!(oldest, [1, 2, 3]);
+        now = now.without_oldest(2);
+        assert_eq!((numbers(&now), now.all_frozen().len()), (vec![4, 3], 1));
+        assert_eq!((seq_of(&now, &[2], Seq::LATEST), seq_of(&now, &[3], Seq::LATEST)), (None, Some(3)));
+        now = now.without_flushed(true);
+        assert_eq!((numbers(&now), now.frozen().is_none()), (vec![4], true));
+    }
+
+    #[test]
+    fn a_checkpoint_covers_the_memtables_that_are_frozen_when_it_begins() {
+        let guard = &epoch::pin();
+        let mut now = queue_of(2, guard);
+        assert_eq!(now.covered_count(), 0);
+        now = now.covered();
+        add(&now, b"b", 3);
+        now = now.freeze(true, guard);
+        assert_eq!((now.covered_count(), now.all_frozen().len()), (2, 3), "the third came later");
+        now = now.without_oldest(1);
+        assert_eq!(now.covered_count(), 1, "the older one still waits");
+        now = now.without_oldest(1);
+        assert_eq!((now.covered_count(), now.all_frozen().len()), (0, 1));
     }
 }

@@ -274,7 +274,7 @@ impl Memtable {
 
     /// Like [`Memtable::put`], for replay while there are no readers. New keys stay unsorted, as
     /// far as the budget permits, until [`Memtable::finish_sort`]. Must be called by one thread at
-    /// a time.
+    /// a time for each key.
     pub fn put_unsorted(
         &self,
         place: ArenaOffset,

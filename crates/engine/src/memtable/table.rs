@@ -41,7 +41,7 @@ use super::sorted_keys::{KeySource, SortedKeys};
 use sheaf_log::types::Seq;
 use sheaf_platform::memory::block_alloc::BlockSlice;
 use sheaf_platform::memory::{Memory, MemoryPart, prefetch};
-use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{Guard, note_deferred};
 use sheaf_platform::sync::{self, Mutex, bare};
 
@@ -112,6 +112,8 @@ struct CoreCounters {
     uncounted: AtomicU64,
     sums: [AtomicU64; SUMS],
     block: ArenaBlock,
+    /// Keys that are not sorted yet (`deferred_sort.rs`).
+    pending: Mutex<PendingKeys>,
 }
 
 /// Parts that are allocated with the first change, because most keyspaces of a large set are empty.
@@ -162,9 +164,12 @@ pub struct KeyTable<const LINK: usize> {
     is_tiny: bool,
     order: SortedKeys,
     totals: TableTotals,
-    /// Keys that are not sorted yet (`deferred_sort.rs`), and their number.
-    pub(super) waiting: Mutex<PendingKeys>,
-    waiting_count: AtomicU64,
+    /// Sorted parts of the pending keys (`deferred_sort.rs`).
+    pub(super) sorted_runs: Mutex<Vec<(u64, ArenaOffset)>>,
+    /// Number of keys for which the lists of pending keys have room.
+    pending_room: AtomicU64,
+    /// True if keys are inserted into the order directly from now on (deferred_sort I1).
+    is_sorted: AtomicBool,
 }
 
 impl<const LINK: usize> KeySource for KeyTable<LINK> {
@@ -191,8 +196,9 @@ impl<const LINK: usize> KeyTable<LINK> {
             order,
             arena,
             totals: TableTotals::default(),
-            waiting: Mutex::new(PendingKeys::default()),
-            waiting_count: AtomicU64::new(0),
+            sorted_runs: Mutex::new(Vec::new()),
+            pending_room: AtomicU64::new(0),
+            is_sorted: AtomicBool::new(false),
         }
     }
 
@@ -200,8 +206,38 @@ impl<const LINK: usize> KeyTable<LINK> {
         &self.order
     }
 
-    pub(super) fn note_waiting(&self, count: u64) {
-        self.waiting_count.store(count, Ordering::Relaxed);
+    /// Returns the pending keys of this thread's line.
+    pub(super) fn pending(&self) -> &Mutex<PendingKeys> {
+        &self.parts().line().pending
+    }
+
+    /// Returns the pending keys of each line.
+    pub(super) fn all_pending(&self) -> impl Iterator<Item = &Mutex<PendingKeys>> {
+        self.lines().map(|line| &line.pending)
+    }
+
+    /// Records room for `more` pending keys. Returns the room of all lines in keys.
+    pub(super) fn note_pending_room(&self, more: u64) -> u64 {
+        match more {
+            0 => self.pending_room(),
+            more => self.pending_room.fetch_add(more, Ordering::Relaxed) + more,
+        }
+    }
+
+    /// Returns the number of keys for which the lists of pending keys have room.
+    pub(super) fn pending_room(&self) -> u64 {
+        self.pending_room.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if keys are inserted into the order directly.
+    pub(super) fn is_sorted(&self) -> bool {
+        self.is_sorted.load(Ordering::Acquire)
+    }
+
+    /// Records that no key is pending any more. The caller holds the locks of all lines.
+    pub(super) fn note_sorted(&self) {
+        self.is_sorted.store(true, Ordering::Release);
+        self.pending_room.store(0, Ordering::Relaxed);
     }
 
     #[inline]
@@ -250,8 +286,8 @@ impl<const LINK: usize> KeyTable<LINK> {
     /// Returns the memory in bytes. Includes memory that the arena holds for future places. A later
     /// change that uses it therefore increases the result by less than its size.
     pub fn bytes(&self) -> u64 {
-        let waiting = PENDING_KEY_BYTES * self.waiting_count.load(Ordering::Relaxed);
-        self.totals.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting + self.arena.bytes_ahead()
+        let pending = PENDING_KEY_BYTES * self.pending_room();
+        self.totals.bytes.load(Ordering::Relaxed) + self.order.bytes() + pending + self.arena.bytes_ahead()
     }
 
     /// Reports the table's size in bytes to `memory`.

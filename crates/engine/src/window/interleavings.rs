@@ -7,10 +7,12 @@ use sheaf_platform::error::PoisonCause;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{CommitProgress, CommitWindow, OpenTail, ReserveDecision, Stripes, TailSet};
+use super::{CommitProgress, CommitWindow, OpenTail, RecentKeys, ReserveDecision, Stripes, TailSet};
+use crate::contract::Bounds;
 use sheaf_log::segment::{DATA_START, Segment, SegmentIdentity};
-use sheaf_log::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
+use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_platform::disk::Disk;
+use sheaf_platform::memory::Memory;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::{Mutex, epoch, explore, thread};
 use sheaf_sim::SimDisk;
@@ -88,6 +90,82 @@ fn a_failed_commit_ends_every_wait_for_later_ones() {
     });
 }
 
+/// State of the model of [`RecentKeys`].
+struct RangeChecks {
+    window: CommitWindow,
+    progress: CommitProgress,
+    order: Mutex<()>,
+    recent: RecentKeys,
+    memory: Memory,
+}
+
+impl RangeChecks {
+    /// Records the key of a commit that has its seq, if there are readers, and completes it.
+    fn finish(&self, seq: Seq) {
+        if self.recent.has_readers() {
+            self.recent.record(seq, [(KeyspaceId(1), &b"k"[..])].into_iter(), &self.memory);
+        }
+        self.progress.complete(seq).expect("no commit fails");
+    }
+
+    fn commit(&self) {
+        let guard = epoch::pin();
+        let take = |_: &TailSet, word: &mut super::WindowWord| ReserveDecision::Yes(word.take_seq());
+        let seq = match self.window.reserve(&guard, take) {
+            Some((seq, _)) => seq,
+            None => {
+                let _order = self.order.lock();
+                self.window.close().word.take_seq()
+            }
+        };
+        drop(guard);
+        self.finish(seq);
+    }
+
+    /// Commits if no other commit follows the snapshot, because every commit changes the range.
+    fn commit_if_unchanged(&self) {
+        let mut reader = self.recent.register(&self.progress);
+        self.progress.wait(self.window.reserved()).expect("no commit fails");
+        let snapshot = self.progress.visible();
+        self.recent.set_bound(&mut reader, snapshot);
+        thread::yield_now();
+        let order = self.order.lock();
+        let mut closed = self.window.close();
+        self.progress.wait(closed.word.reserved()).expect("no commit fails");
+        let bounds = Bounds::all();
+        let found = self.recent.find_change(snapshot, [(KeyspaceId(1), &bounds)].into_iter());
+        let seq = found.is_none().then(|| closed.word.take_seq());
+        drop((closed, order));
+        if let Some(seq) = seq {
+            assert_eq!(seq, snapshot.next(), "a commit that changed the range was missed");
+            self.finish(seq);
+        }
+        self.recent.release(reader, &self.memory);
+    }
+}
+
+#[test]
+fn a_range_check_misses_no_commit() {
+    explore(20_000, || {
+        let world = Arc::new(RangeChecks {
+            window: CommitWindow::new(),
+            progress: CommitProgress::started(),
+            order: Mutex::new(()),
+            recent: RecentKeys::new(1 << 20),
+            memory: Memory::new(1 << 20),
+        });
+        let threads =
+            [RangeChecks::commit, RangeChecks::commit_if_unchanged, RangeChecks::commit_if_unchanged].map(
+                |work| -> Box<dyn FnOnce() + Send> {
+                    let world = Arc::clone(&world);
+                    Box::new(move || (0..2).for_each(|_| work(&world)))
+                },
+            );
+        run(threads);
+        assert_eq!(world.recent.stats(), (0, 0));
+    });
+}
+
 #[test]
 fn a_closed_window_gives_each_seq_once() {
     explore(20_000, || {
@@ -131,8 +209,8 @@ fn a_closed_window_gives_each_seq_once() {
 #[test]
 fn the_end_of_a_segment_is_never_that_of_another_segment() {
     const ROLLS: u64 = 2;
-    let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
-    explore(20_000, move || {
+    explore(20_000, || {
+        let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
         let window = Arc::new(CommitWindow::new());
         roll(&window, &segments[0]);
         let rolls: Box<dyn FnOnce() + Send> = {
@@ -171,8 +249,8 @@ fn roll(window: &CommitWindow, segment: &Arc<Segment>) {
 #[test]
 fn a_reservation_is_in_the_segment_of_its_offset() {
     const ROLLS: u64 = 2;
-    let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
-    explore(20_000, move || {
+    explore(20_000, || {
+        let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
         let window = Arc::new(CommitWindow::new());
         roll(&window, &segments[0]);
         let rolls: Box<dyn FnOnce() + Send> = {

@@ -27,9 +27,11 @@
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod progress;
+mod recent_keys;
 mod stripes;
 
 pub use self::progress::CommitProgress;
+pub use self::recent_keys::{RangeReader, RecentChange, RecentKeys};
 pub use self::stripes::{ExclusiveGuard, StripeList, Stripes, StripesGuard, stripe_of};
 
 use std::sync::Arc;

@@ -16,12 +16,14 @@
 //! 3. `visible` never reaches a failed commit. A thread that waits for a failed commit, or for a
 //!    later one, gets an error.
 
+use std::path::Path;
 use std::sync::OnceLock;
 
 use crossbeam_utils::CachePadded;
 
 use sheaf_log::types::Seq;
-use sheaf_platform::error::{Error, PoisonCause, Result};
+use sheaf_platform::disk::cached_reads;
+use sheaf_platform::error::{Error, IoOp, PoisonCause, Result};
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::{self, WaitWords};
 
@@ -152,7 +154,8 @@ impl CommitProgress {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Poisoned`] if the commit, or an earlier one, failed.
+    /// Returns [`Error::Poisoned`] if the commit, or an earlier one, failed. In the cached mode of
+    /// [`cached_reads`], refuses a wait that is longer than some yields.
     #[inline]
     pub fn wait(&self, seq: Seq) -> Result<()> {
         if self.is_visible(seq, self.visible()) { Ok(()) } else { self.wait_long(seq) }
@@ -173,6 +176,8 @@ impl CommitProgress {
                 std::hint::spin_loop();
             } else if looks < SPINS + YIELDS {
                 sync::thread::yield_now();
+            } else if cached_reads::is_active() {
+                return Err(Error::io(IoOp::Read, Path::new("commit"), cached_reads::refuse()));
             } else {
                 let is_over = || self.visible() >= seq || self.is_failed(seq);
                 word.sleep_unless(moved, is_over);

@@ -36,7 +36,8 @@ use sheaf_engine::contract::ReplayRecord;
 use sheaf_log::record::RecordContent;
 use sheaf_log::segment::{Address, Frame};
 use sheaf_log::types::Seq;
-use sheaf_platform::error::Result;
+use sheaf_platform::disk::cached_reads;
+use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -44,7 +45,7 @@ use sheaf_platform::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
 use crate::engine::CedrusEngine;
-use crate::entry_list::TrieEntry;
+use crate::entry_list::{KeyHash, TrieEntry};
 use crate::shape::{HASH_BITS, TrieShape};
 
 /// Number of parts that one background step replays.
@@ -55,7 +56,7 @@ const PREFETCH_DISTANCE: usize = 12;
 /// Record that is not in the trie yet. It takes 16 bytes.
 #[derive(Clone, Copy, Debug)]
 struct DeferredRecord {
-    hash: u32,
+    hash: KeyHash,
     address: Address,
 }
 
@@ -123,7 +124,7 @@ impl DeferredReplay {
 
     fn add(&self, due: DeferredRecord) {
         let parts = self.parts.get_or_init(|| (0..1 << self.bits).map(|_| Mutex::default()).collect());
-        parts[self.part_of(due.hash)].lock().push(due);
+        parts[self.part_of(due.hash.path)].lock().push(due);
     }
 
     fn part_of(&self, hash: u32) -> usize {
@@ -216,11 +217,22 @@ impl CedrusEngine {
     /// Same as [`CedrusEngine::replay_if_blobs`].
     #[inline]
     pub(crate) fn ensure_replayed(&self, hash: u32) -> Result<()> {
-        if self.deferred_replay.has_pending() {
-            self.replay_part(self.deferred_replay.part_of(hash))
-        } else {
-            Ok(())
+        if self.deferred_replay.has_pending() { self.replay_part_of(hash) } else { Ok(()) }
+    }
+
+    /// Replays the part of `hash`. A caller that must not wait for the device finds the part
+    /// replayed, or is refused.
+    #[cold]
+    fn replay_part_of(&self, hash: u32) -> Result<()> {
+        let part = self.deferred_replay.part_of(hash);
+        if cached_reads::is_active() {
+            let due = self.deferred_replay.parts()[part].try_lock();
+            if due.is_none_or(|due| !due.is_empty()) {
+                return Err(cached_reads::refuse()).during(IoOp::Read, &self.trie_file.page_file.path);
+            }
+            return Ok(());
         }
+        self.replay_part(part)
     }
 
     /// Replays the part of `from`. Returns the last hash up to which the trie is complete from
@@ -328,7 +340,7 @@ impl CedrusEngine {
     /// addresses found there.
     fn prefetch_ahead(&self, due: &[DeferredRecord], guard: &Guard) {
         if let Some(later) = due.get(2 * PREFETCH_DISTANCE) {
-            self.trie.prefetch(later.hash, guard);
+            self.trie.prefetch(later.hash.path, guard);
         }
         if let Some(soon) = due.get(PREFETCH_DISTANCE) {
             let ask = |address| self.context.segments.prefetch_entry(address, guard);
@@ -395,7 +407,7 @@ impl CedrusEngine {
     }
 
     /// Points the trie at the newest records. All reads were successful (I6).
-    fn apply_replayed(&self, hash: u32, settled: &HashReplayResult<'_>, guard: &Guard) -> Result<()> {
+    fn apply_replayed(&self, hash: KeyHash, settled: &HashReplayResult<'_>, guard: &Guard) -> Result<()> {
         let mut puts: SmallVec<[Address; 2]> = SmallVec::new();
         let mut staged: SmallVec<[(u64, Address); 2]> = SmallVec::new();
         for one in &settled.newest {

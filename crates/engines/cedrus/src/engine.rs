@@ -55,7 +55,7 @@ use smallvec::SmallVec;
 
 use crate::cursor::CedrusCursor;
 use crate::deferred_replay::DeferredReplay;
-use crate::entry_list::TrieEntry;
+use crate::entry_list::{KeyHash, TrieEntry};
 use crate::replay_cost::ReplayCost;
 use crate::shape::{HASH_BITS, TrieShape};
 use crate::trie::{Trie, TrieError};
@@ -97,8 +97,8 @@ pub(crate) struct CedrusEngine {
     pub(crate) has_failed: AtomicBool,
 }
 
-fn version_place(hash: u32) -> u64 {
-    u64::from(hash)
+fn version_place(hash: KeyHash) -> u64 {
+    u64::from(hash.path)
 }
 
 impl CedrusEngine {
@@ -120,8 +120,15 @@ impl CedrusEngine {
         }
     }
 
-    pub(crate) fn hash(&self, key: &[u8]) -> u32 {
-        self.trie.shape().truncate_hash(self.context.hash(key))
+    pub(crate) fn hash(&self, key: &[u8]) -> KeyHash {
+        self.trie.shape().key_hash(self.context.hash(key))
+    }
+
+    /// Returns the hash that `prepare` noted. The note has no room for the tail, so hashes with a
+    /// tail are computed again.
+    fn noted_key_hash(&self, op: &EngineOp<'_>) -> KeyHash {
+        let has_tail = self.trie.shape().hash_bits > HASH_BITS;
+        if has_tail { self.hash(op.key) } else { noted_path(op).into() }
     }
 
     // Records of the log.
@@ -167,8 +174,9 @@ impl CedrusEngine {
     }
 
     #[inline]
-    fn find<'g>(&self, hash: u32, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
+    fn find<'g>(&self, hash: KeyHash, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         for address in self.find_addresses(hash, guard)? {
+            self.request_both_pages(address, guard);
             if let Some(record) = self.read(address, key, guard)? {
                 return Ok(Some(record));
             }
@@ -221,14 +229,14 @@ impl CedrusEngine {
     }
 }
 
-/// Packs the hash and the version of its shard into the note of `prepare`. A version could only
-/// repeat after 2^31 changes between `prepare` and `is_current`.
-fn pack_note(hash: u32, version: u32) -> u64 {
-    u64::from(version) << HASH_BITS | u64::from(hash)
+/// Packs the path of the hash and the version of its shard into the note of `prepare`. A version
+/// could only repeat after 2^31 changes between `prepare` and `is_current`.
+fn pack_note(hash: KeyHash, version: u32) -> u64 {
+    u64::from(version) << HASH_BITS | u64::from(hash.path)
 }
 
-/// Returns the hash that `prepare` noted.
-fn noted_hash(op: &EngineOp<'_>) -> u32 {
+/// Returns the path of the hash that `prepare` noted.
+fn noted_path(op: &EngineOp<'_>) -> u32 {
     u32::try_from(log_entries::noted_hash(op) & u64::from(u32::MAX)).unwrap_or(0)
 }
 
@@ -274,13 +282,10 @@ impl EngineReads for CedrusEngine {
 
     fn prefetch(&self, keys: &[HashedKey<'_>], entries: bool) {
         let guard = &epoch::pin();
-        let hashes: SmallVec<[u32; 32]> = keys.iter().map(|key| self.hash(key.key)).collect();
-        hashes.iter().for_each(|hash| self.trie.prefetch(*hash, guard));
+        let hashes: SmallVec<[KeyHash; 32]> = keys.iter().map(|key| self.hash(key.key)).collect();
+        hashes.iter().for_each(|hash| self.trie.prefetch(hash.path, guard));
         if entries {
-            for hash in hashes {
-                let ask = |address| self.context.segments.prefetch_entry(address, guard);
-                let _ = self.trie.find(hash, guard, ask); // a prefetch only: errors are ignored
-            }
+            self.prefetch_records(&hashes, guard);
         }
     }
 
@@ -301,7 +306,7 @@ impl EngineCommits for CedrusEngine {
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
-        let noted = pack_note(hash, self.trie.version(hash));
+        let noted = pack_note(hash, self.trie.version(hash.path));
         let found = self.find_addresses(hash, guard)?;
         let record = self.find_to_replace(&found, op.key, guard)?;
         let print = AddressSetHash::of(&found);
@@ -322,12 +327,12 @@ impl EngineCommits for CedrusEngine {
     }
 
     fn is_current(&self, op: &EngineOp<'_>) -> bool {
-        let (hash, version) = (noted_hash(op), noted_version(op));
-        if version.is_multiple_of(2) && self.trie.version(hash) == version {
+        let version = noted_version(op);
+        if version.is_multiple_of(2) && self.trie.version(noted_path(op)) == version {
             return true;
         }
         let guard = &epoch::pin();
-        let Ok(found) = self.trie.find(hash, guard, |_| {}) else { return false };
+        let Ok(found) = self.trie.find(self.noted_key_hash(op), guard, |_| {}) else { return false };
         match log_entries::noted_prior(op) {
             Address::NONE => AddressSetHash::of(&found) == log_entries::noted_set_hash(op),
             prior => found.contains(&prior),
@@ -336,7 +341,7 @@ impl EngineCommits for CedrusEngine {
 
     fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let guard = &epoch::pin();
-        let hash = noted_hash(op);
+        let hash = self.noted_key_hash(op);
         let prior = log_entries::replaced_version(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
         if let Some(old) = prior {
@@ -467,6 +472,10 @@ impl EngineRecovery for CedrusEngine {
         let restored = crate::image::restore(self, image);
         self.update_accounting();
         restored
+    }
+
+    fn image_entries(&self, image: &mut dyn ImageSource) -> Result<Vec<(u32, u64)>> {
+        crate::image::read_entry_counts(self.trie.shape(), image)
     }
 
     fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {

@@ -9,11 +9,11 @@
 //!  then, for `capacity` entries: lowest hash bytes | next bytes | ... | addresses of 5 bytes
 //! ```
 //!
-//! The list contains all hashes that share their first `bits` bits with `prefix`. An entry has ⌈(32
-//! − bits) / 8⌉ bytes of its hash, at least one. With shorter hashes the last bytes are omitted, so
-//! that the lowest stored byte is a byte of the hash. `capacity` is the number of entries that fit
-//! into `lines`. In a *link* all hashes equal the prefix. Links of one hash are chained without
-//! limit.
+//! The list contains all hashes that share their first `bits` bits with `prefix`. An entry has ⌈(40
+//! − bits) / 8⌉ bytes of its hash, at least one. With hashes of fewer than 40 bits the last bytes
+//! are omitted, so that the lowest stored byte is a byte of the hash. `capacity` is the number of
+//! entries that fit into `lines`. In a *link* the first 32 bits of all hashes equal the prefix.
+//! Links of one path are chained without limit.
 
 use sheaf_log::segment::Address;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
@@ -25,16 +25,46 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 const HIGH_BITS: u64 = ONES << 7;
 const ADDRESS_MASK: u64 = (1 << (8 * ADDRESS_BYTES)) - 1;
 
+/// Hash of a key as far as the trie stores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct KeyHash {
+    /// Bits that select the path.
+    pub(crate) path: u32,
+    /// Byte behind them, which only entries have; 0 for hashes of 32 bits or fewer.
+    pub(crate) tail: u8,
+}
+
+impl KeyHash {
+    /// Returns the 40 bits of the hash as a number.
+    fn bits(self) -> u64 {
+        u64::from(self.path) << 8 | u64::from(self.tail)
+    }
+}
+
+/// Hash of 32 bits or fewer.
+impl From<u32> for KeyHash {
+    fn from(path: u32) -> KeyHash {
+        KeyHash { path, tail: 0 }
+    }
+}
+
 /// Complete entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TrieEntry {
+    /// Bits of the hash that select the path.
     pub(crate) hash: u32,
+    pub(crate) tail: u8,
     pub(crate) address: u64,
 }
 
 impl TrieEntry {
-    pub(crate) fn new(hash: u32, address: Address) -> TrieEntry {
-        TrieEntry { hash, address: address.bits() }
+    pub(crate) fn new(hash: impl Into<KeyHash>, address: Address) -> TrieEntry {
+        let KeyHash { path: hash, tail } = hash.into();
+        TrieEntry { hash, tail, address: address.bits() }
+    }
+
+    pub(crate) fn key_hash(&self) -> KeyHash {
+        KeyHash { path: self.hash, tail: self.tail }
     }
 }
 
@@ -72,7 +102,8 @@ fn capacity_of(lines: usize, bits: u32, omitted_bytes: u32, is_link: bool) -> us
         1 => room / (1 + ADDRESS_BYTES),
         2 => room / (2 + ADDRESS_BYTES),
         3 => room / (3 + ADDRESS_BYTES),
-        _ => room / (4 + ADDRESS_BYTES),
+        4 => room / (4 + ADDRESS_BYTES),
+        _ => room / (5 + ADDRESS_BYTES),
     };
     count.min(usize::from(u8::MAX))
 }
@@ -143,18 +174,21 @@ impl<'p> EntryList<'p> {
         head_bytes(self.is_link) + self.hash_bytes() * self.capacity
     }
 
-    pub(crate) fn hash(&self, index: usize) -> u32 {
+    pub(crate) fn hash(&self, index: usize) -> KeyHash {
         let (start, capacity) = (head_bytes(self.is_link), self.capacity);
-        let mut bytes = [0; 4];
+        let mut bytes = [0; 8];
         for (plane, byte) in bytes.iter_mut().take(self.hash_bytes()).enumerate() {
             *byte = self.byte(start + plane * capacity + index);
         }
         let said = !u32::MAX.checked_shr(self.bits).unwrap_or(0);
-        self.prefix | u32::from_le_bytes(bytes) << (8 * self.omitted_bytes) & !said
+        let [tail, path @ .., _, _, _] =
+            (u64::from_le_bytes(bytes) << (8 * self.omitted_bytes)).to_le_bytes();
+        KeyHash { path: self.prefix | u32::from_le_bytes(path) & !said, tail }
     }
 
     pub(crate) fn entry(&self, index: usize) -> TrieEntry {
-        TrieEntry { hash: self.hash(index), address: self.address(index) }
+        let KeyHash { path: hash, tail } = self.hash(index);
+        TrieEntry { hash, tail, address: self.address(index) }
     }
 
     pub(crate) fn entries(self) -> impl Iterator<Item = TrieEntry> {
@@ -163,9 +197,9 @@ impl<'p> EntryList<'p> {
 
     /// Calls `each` with the index of every entry of `hash`, until it returns false.
     #[inline]
-    pub(crate) fn matches(&self, hash: u32, mut each: impl FnMut(usize) -> bool) {
+    pub(crate) fn matches(&self, hash: KeyHash, mut each: impl FnMut(usize) -> bool) {
         let first = head_bytes(self.is_link) / 8;
-        let wanted = u64::from(hash >> (8 * self.omitted_bytes) & 0xFF) * ONES;
+        let wanted = (hash.bits() >> (8 * self.omitted_bytes) & 0xFF) * ONES;
         for group in 0..self.count.div_ceil(8) {
             let differs = self.words[first + group].load(Ordering::Relaxed) ^ wanted;
             // Sets the highest bit of each byte that is zero in `differs`.
@@ -181,7 +215,7 @@ impl<'p> EntryList<'p> {
     }
 
     /// Returns the index of the entry of `hash` at `address`.
-    pub(crate) fn find(&self, hash: u32, address: u64) -> Option<usize> {
+    pub(crate) fn find(&self, hash: KeyHash, address: u64) -> Option<usize> {
         let mut found = None;
         self.matches(hash, |index| {
             if self.address(index) == address {
@@ -209,7 +243,7 @@ impl<'p> EntryList<'p> {
 
     fn set_entry(&self, index: usize, entry: TrieEntry) {
         let (start, capacity) = (head_bytes(self.is_link), self.capacity);
-        let hash = entry.hash >> (8 * self.omitted_bytes);
+        let hash = entry.key_hash().bits() >> (8 * self.omitted_bytes);
         for (plane, byte) in hash.to_le_bytes().iter().take(self.hash_bytes()).enumerate() {
             self.set_bytes(start + plane * capacity + index, &[*byte]);
         }
@@ -295,32 +329,34 @@ impl<'p> EntryList<'p> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::MAX_HASH_BITS;
 
     fn entry(n: u32, bits: u32, omitted_bytes: u32) -> TrieEntry {
-        let hash = n.wrapping_mul(0x9E37_79B9).checked_shr(bits).unwrap_or(0);
-        TrieEntry {
-            hash: hash >> (8 * omitted_bytes) << (8 * omitted_bytes),
-            address: (u64::from(n) * 0x1_2345 + 1) & ADDRESS_MASK,
-        }
+        let hash = (u64::from(n.wrapping_mul(0x9E37_79B9)) << 8) | u64::from((n * 7) & 0xFF);
+        let hash = hash & (u64::MAX >> (24 + bits));
+        let [tail, path @ .., _, _, _] = ((hash >> (8 * omitted_bytes)) << (8 * omitted_bytes)).to_le_bytes();
+        let address = Address::from_bits((u64::from(n) * 0x1_2345 + 1) & ADDRESS_MASK);
+        TrieEntry::new(KeyHash { path: u32::from_le_bytes(path), tail }, address)
     }
 
     #[test]
     fn entries_round_trip_at_every_depth() {
         for (bits, omitted_bytes) in
-            (0..=HASH_BITS).flat_map(|bits| (0..4).map(move |omitted_bytes| (bits, omitted_bytes)))
+            (0..=HASH_BITS).flat_map(|bits| (0..5).map(move |omitted_bytes| (bits, omitted_bytes)))
         {
             let page: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(u64::MAX)).collect();
             let all: Vec<TrieEntry> = (1..=20).map(|n| entry(n, bits, omitted_bytes)).collect();
-            let shape = TrieShape { hash_bits: HASH_BITS - 8 * omitted_bytes, ..TrieShape::NORMAL };
+            let shape = TrieShape { hash_bits: MAX_HASH_BITS - 8 * omitted_bytes, ..TrieShape::NORMAL };
             EntryList::write(&page, 2, shape.list_lines(bits, 20), (0, bits), omitted_bytes, &all);
             let list = EntryList::parse(&page, 2, omitted_bytes).unwrap();
             assert_eq!(list.entries().collect::<Vec<_>>(), all);
             for (index, entry) in all.iter().enumerate() {
                 assert!(
-                    list.has_prefix_of(entry.hash) && list.find(entry.hash, entry.address) == Some(index)
+                    list.has_prefix_of(entry.hash)
+                        && list.find(entry.key_hash(), entry.address) == Some(index)
                 );
             }
-            assert_eq!(list.find(all[3].hash, 7), None);
+            assert_eq!(list.find(all[3].key_hash(), 7), None);
             list.set_address(3, 0xFF_FFFF_FFFF);
             list.remove(0);
             let list = EntryList::parse(&page, 2, omitted_bytes).unwrap();
@@ -334,13 +370,13 @@ mod tests {
     #[test]
     fn an_invalid_list_is_rejected() {
         let page: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
-        assert!(EntryList::parse(&page, 1, 0).is_none() && EntryList::parse(&page, 8, 0).is_none());
-        EntryList::write(&page, 6, 2, (0, 16), 0, &[entry(1, 16, 0)]);
-        assert!(EntryList::parse(&page, 6, 0).is_some());
+        assert!(EntryList::parse(&page, 1, 1).is_none() && EntryList::parse(&page, 8, 1).is_none());
+        EntryList::write(&page, 6, 2, (0, 16), 1, &[entry(1, 16, 1)]);
+        assert!(EntryList::parse(&page, 6, 1).is_some());
         for (byte, value) in [(0, 1u64), (4, 33), (5, 19), (6, 3), (7, 2), (7, 1)] {
             let word = page[48].load(Ordering::Relaxed);
             page[48].store(word & !(0xFF << (8 * byte)) | value << (8 * byte), Ordering::Relaxed);
-            assert!(EntryList::parse(&page, 6, 0).is_none(), "byte {byte} as {value}");
+            assert!(EntryList::parse(&page, 6, 1).is_none(), "byte {byte} as {value}");
             page[48].store(word, Ordering::Relaxed);
         }
     }

@@ -90,6 +90,15 @@ fn read_u64(image: &mut dyn ImageSource) -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
+/// Fields of an image up to the blobs.
+struct ImageFields {
+    entries: u64,
+    root: Vec<(u32, u32)>,
+    table: Vec<PageLocation>,
+    /// Slots in ascending order, and the entries with records in their segments.
+    counts: Vec<(u32, u64)>,
+}
+
 /// Restores an image. Its pages are loaded on demand.
 ///
 /// # Errors
@@ -97,7 +106,27 @@ fn read_u64(image: &mut dyn ImageSource) -> Result<u64> {
 /// Returns [`Error::Corrupt`](sheaf_platform::error::Error::Corrupt) if a field is invalid, and an
 /// error if the image or the file of pages cannot be read.
 pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Result<()> {
-    let shape = engine.trie.shape();
+    let ImageFields { entries, root, table, counts } = read_fields(engine.trie.shape(), image)?;
+    let counts = adopt_counts(engine, image, &counts)?;
+    engine.accounting.restore(image)?;
+    let is_used = table.iter().map(|place| place.at > 0);
+    engine.trie.restore(is_used, &root, entries, &counts);
+    engine.trie_file.restore(table)
+}
+
+/// Returns the entries of the image by the slot of their segments, without freed segments.
+///
+/// # Errors
+///
+/// Returns [`Error::Corrupt`](sheaf_platform::error::Error::Corrupt) if a field is invalid, and an
+/// error if the image cannot be read.
+pub(crate) fn read_entry_counts(shape: &TrieShape, image: &mut dyn ImageSource) -> Result<Vec<(u32, u64)>> {
+    let fields = read_fields(shape, image)?;
+    let now = |(slot, count): (u32, u64)| Some((image.slot_of(slot)?, count));
+    Ok(fields.counts.into_iter().filter_map(now).collect())
+}
+
+fn read_fields(shape: &TrieShape, image: &mut dyn ImageSource) -> Result<ImageFields> {
     let mut head = [0; 6];
     image.fill(&mut head)?;
     let mut bytes = head.iter().zip(shape_bytes(shape));
@@ -119,11 +148,8 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
     if let Some(twice) = places.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(image.invalid_field("place", "a place of one page only".into(), u64::from(twice[0])));
     }
-    let counts = read_counts(engine, image, entries)?;
-    engine.accounting.restore(image)?;
-    let is_used = table.iter().map(|place| place.at > 0);
-    engine.trie.restore(is_used, &root, entries, &counts);
-    engine.trie_file.restore(table)
+    let counts = read_counts(image, entries)?;
+    Ok(ImageFields { entries, root, table, counts })
 }
 
 fn read_root(image: &mut dyn ImageSource, len: u32) -> Result<Vec<(u32, u32)>> {
@@ -143,25 +169,34 @@ fn read_root(image: &mut dyn ImageSource, len: u32) -> Result<Vec<(u32, u32)>> {
     Ok(root)
 }
 
-/// Reads the entries of the segment of each slot. Counts their live bytes with the mean frame size
-/// of the segment.
-fn read_counts(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64) -> Result<Vec<u64>> {
-    let guard = &epoch::pin();
-    let mut counts: Vec<u64> = Vec::new();
+/// Reads the entries of the segment of each slot.
+fn read_counts(image: &mut dyn ImageSource, entries: u64) -> Result<Vec<(u32, u64)>> {
+    let mut counts: Vec<(u32, u64)> = Vec::new();
     let mut all = 0u64;
     for _ in 0..read_u32(image)? {
         let (slot, count) = (read_u32(image)?, read_u64(image)?);
-        let index = slot as usize;
+        let least = counts.last().map_or(0, |(last, _)| u64::from(*last) + 1);
         all = all.saturating_add(count);
-        if index >= SLOT_COUNT || index < counts.len() {
-            let expected = counts.len() as u64..SLOT_COUNT as u64;
-            return Err(image.invalid_field("slot", expected.into(), u64::from(slot)));
+        if slot as usize >= SLOT_COUNT || u64::from(slot) < least {
+            return Err(image.invalid_field("slot", (least..SLOT_COUNT as u64).into(), u64::from(slot)));
         }
         if all > entries {
             return Err(image.invalid_field("entries", entries.into(), all));
         }
-        counts.resize(index + 1, 0);
-        counts[index] = count;
+        counts.push((slot, count));
+    }
+    if all != entries {
+        return Err(image.invalid_field("entries", entries.into(), all));
+    }
+    Ok(counts)
+}
+
+/// Returns the entries by slot. Counts their live bytes with the mean frame size of the segment.
+fn adopt_counts(engine: &CedrusEngine, image: &dyn ImageSource, counts: &[(u32, u64)]) -> Result<Vec<u64>> {
+    let guard = &epoch::pin();
+    let mut by_slot = vec![0; counts.last().map_or(0, |(last, _)| *last as usize + 1)];
+    for (slot, count) in counts.iter().copied() {
+        by_slot[slot as usize] = count;
         let Some(now) = image.slot_of(slot) else {
             engine.deferred_replay.mark_slot_gone(slot); // its entries are replayed
             continue;
@@ -174,8 +209,5 @@ fn read_counts(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64)
             segment.add_live(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
-    if all != entries {
-        return Err(image.invalid_field("entries", entries.into(), all));
-    }
-    Ok(counts)
+    Ok(by_slot)
 }

@@ -46,6 +46,8 @@ mod paged_trie;
 mod parallel_commits;
 #[cfg(feature = "measure")]
 pub mod probe;
+#[cfg(all(test, not(shuttle)))]
+mod record_requests;
 mod replay_cost;
 mod resident_pages;
 pub mod shape;

@@ -4,13 +4,16 @@
 //! page, evicts pages beyond the memory budget, and accounts for the memory of the trie. It also
 //! records the first change that failed.
 
+use sheaf_engine::read_ahead::request_absent;
+use sheaf_log::segment::{Address, FIRST_READ};
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::Guard;
+use smallvec::SmallVec;
 
 use crate::engine::CedrusEngine;
-use crate::entry_list::TrieEntry;
+use crate::entry_list::{KeyHash, TrieEntry};
 use crate::trie::{FoundAddresses, TrieError};
 
 /// Page numbers that are reserved for changes of existing keys. New keys are rejected before they
@@ -26,6 +29,12 @@ const TINY_EVICT_BATCH: usize = 4;
 const MIN_RESIDENT_PAGES: u64 = 64;
 const TINY_MIN_RESIDENT_PAGES: u64 = 8;
 const TINY_MAX_RESIDENT_PAGES: u64 = 24;
+
+/// Bytes of a page of the kernel. Only the cost of a look-up depends on it.
+const KERNEL_PAGE: u64 = 4096;
+
+/// Addresses of the records of a batch of keys.
+type FoundBatch = SmallVec<[Address; 32]>;
 
 impl CedrusEngine {
     /// Returns the result of `look`. Loads each page that `look` reports as missing, and calls
@@ -72,13 +81,53 @@ impl CedrusEngine {
     ///
     /// Same as [`CedrusEngine::with_pages`].
     #[inline]
-    pub(crate) fn find_addresses(&self, hash: u32, guard: &Guard) -> Result<FoundAddresses> {
+    pub(crate) fn find_addresses(&self, hash: KeyHash, guard: &Guard) -> Result<FoundAddresses> {
         if self.has_failed.load(Ordering::Relaxed) {
             return Err(self.failure_error());
         }
-        self.ensure_replayed(hash)?;
+        self.ensure_replayed(hash.path)?;
         let ask = |address| self.context.segments.prefetch_entry(address, guard);
         self.with_pages(guard, || self.trie.find(hash, guard, ask))
+    }
+
+    /// Prefetches the records of several hashes. Requests absent pages of the trie, and records
+    /// that are probably absent, from the device before it waits for the first of them. Errors are
+    /// ignored: the operation that follows reports them.
+    pub(crate) fn prefetch_records(&self, hashes: &[KeyHash], guard: &Guard) {
+        let ask = |address| self.context.segments.prefetch_entry(address, guard);
+        let (mut found, mut absent) = (FoundBatch::new(), SmallVec::<[(KeyHash, u32); 32]>::new());
+        for hash in hashes.iter().copied() {
+            match self.trie.find(hash, guard, ask) {
+                Ok(addresses) => found.extend(addresses),
+                Err(TrieError::NotResident(page)) => absent.push((hash, page)),
+                Err(_) => {}
+            }
+        }
+        let request = |found: &FoundBatch| {
+            request_absent(found, (&self.context.segments, guard), |address| Some(*address));
+        };
+        if absent.len() > 1 {
+            absent.iter().for_each(|(_, page)| self.trie_file.will_need(*page));
+        }
+        request(&found);
+        if absent.is_empty() {
+            return;
+        }
+        found.clear();
+        for (hash, _) in absent {
+            found.extend(self.find_addresses(hash, guard).unwrap_or_default());
+        }
+        request(&found);
+    }
+
+    /// Requests both pages of a record that may extend into a second page, if records tend to be
+    /// absent. Otherwise the kernel would read the second page only after the first has arrived. A
+    /// request for a record in one page would not be earlier than the read of the record.
+    #[inline]
+    pub(crate) fn request_both_pages(&self, address: Address, guard: &Guard) {
+        if address.offset() % KERNEL_PAGE > KERNEL_PAGE - FIRST_READ as u64 {
+            request_absent(&[address], (&self.context.segments, guard), |address| Some(*address));
+        }
     }
 
     /// Reads the entries of a range of hashes that begins at `from`. Returns the last hash of the

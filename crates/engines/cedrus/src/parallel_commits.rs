@@ -27,13 +27,13 @@ const THREADS: u64 = 4;
 const ROUNDS: u64 = 10;
 /// View of the newest state. At `Seq::LATEST` a look-up waits until the store makes a commit
 /// visible, and these tests have no store.
-const NEWEST: Seq = Seq(Seq::LATEST.0 - 1);
+pub(crate) const NEWEST: Seq = Seq(Seq::LATEST.0 - 1);
 
 /// Segment that one thread writes.
-struct TestSegment(Arc<Segment>);
+pub(crate) struct TestSegment(pub(crate) Arc<Segment>);
 
 impl TestSegment {
-    fn new(engine: &CedrusEngine, disk: &SimDisk, id: u64) -> TestSegment {
+    pub(crate) fn new(engine: &CedrusEngine, disk: &SimDisk, id: u64) -> TestSegment {
         let (store, log, incarnation) = (StoreId(1), LogId::ValueLog, Incarnation(1));
         let identity =
             SegmentIdentity { store, log, id: SegmentId(id), stream: 0, incarnation, capacity: 1 << 20 };
@@ -60,20 +60,20 @@ impl TestSegment {
     }
 }
 
-fn key(n: u64) -> Vec<u8> {
+pub(crate) fn key(n: u64) -> Vec<u8> {
     format!("key-{:07}", n.wrapping_mul(7919) % 1_000_003).into_bytes()
 }
 
 /// Keyspace, its commits and one view of the state after the first commits.
-struct TestKeyspace {
-    engine: CedrusEngine,
-    seq: AtomicU64,
-    views: Views,
+pub(crate) struct TestKeyspace {
+    pub(crate) engine: CedrusEngine,
+    pub(crate) seq: AtomicU64,
+    pub(crate) views: Views,
 }
 
 impl TestKeyspace {
     /// Commits like the store, but without stripes: one thread writes each key.
-    fn commit(&self, tail: &TestSegment, key: &[u8], value: Option<&[u8]>) {
+    pub(crate) fn commit(&self, tail: &TestSegment, key: &[u8], value: Option<&[u8]>) {
         let _guard = epoch::pin();
         let action = value.map_or(Action::Remove, Action::Put);
         loop {
@@ -104,7 +104,7 @@ impl TestKeyspace {
         assert!(self.engine.relocate(self.engine.hashed_key(key), log_entries::noted_prior(&op), to, None));
     }
 
-    fn value(&self, at: Seq, key: &[u8]) -> Option<u64> {
+    pub(crate) fn value(&self, at: Seq, key: &[u8]) -> Option<u64> {
         let mut found = None;
         let read = self.engine.get(at, key, &mut |value| {
             found = Some(u64::from_le_bytes(value.try_into().expect("8 bytes")));
@@ -128,21 +128,22 @@ impl TestKeyspace {
     }
 }
 
-fn engine(tiny: bool) -> CedrusEngine {
-    let (disk, dir): (Arc<dyn Disk>, _) = (Arc::new(SimDisk::new()), Path::new("/db"));
+/// Creates a keyspace with its own files on `disk`.
+pub(crate) fn engine(disk: &SimDisk, tiny: bool, options: &EngineOptions) -> CedrusEngine {
+    let (disk, dir): (Arc<dyn Disk>, _) = (Arc::new(disk.clone()), Path::new("/db"));
     disk.create_dir(dir).expect("it is made");
     disk.create_dir(&dir.join("blobs")).expect("it is made");
     let blobs = Blobs::new(Arc::clone(&disk), dir.join("blobs"), 1, StoreId(1), tiny);
     let engine_dir = EngineDir::new(disk, dir, false);
     let context = EngineContext::new(blobs, 1 << 30, 7, tiny).with_engine_dir(engine_dir, true);
-    CedrusEngine::new(Arc::new(context), KeyspaceId(1), &EngineOptions::default())
+    CedrusEngine::new(Arc::new(context), KeyspaceId(1), options)
 }
 
 /// Runs the test. With `with_view`, a view of the first state is kept and must stay unchanged.
 fn run(tiny: bool, keys: u64, with_view: bool) {
     let disk = SimDisk::new();
     disk.create_dir(Path::new("/log")).expect("it is made");
-    let engine = engine(tiny);
+    let engine = engine(&disk, tiny, &EngineOptions::default());
     let tails: Vec<TestSegment> = (0..=THREADS).map(|id| TestSegment::new(&engine, &disk, id + 3)).collect();
     let mut world = TestKeyspace { engine, seq: AtomicU64::new(1), views: Views::default() };
     (0..keys).for_each(|n| world.commit(&tails[0], &key(n), Some(&n.to_le_bytes())));

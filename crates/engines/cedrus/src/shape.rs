@@ -5,15 +5,17 @@
 //!
 //! ```text
 //!  hash, 32 bits:  [ root_bits ][ node_bits ][ node_bits ] ...   a digit for each node on the path
+//!  40 bits:        the same, and a byte behind it that only the entry has
 //!  line, 64 bytes: a node takes one line for every 16 children, a list as many as it needs
 //! ```
 //!
 //! Branching, sluggishness and hash length are options of a keyspace. Their ranges permit every
-//! combination. Three of the largest nodes (256 references) or lists (128 entries of 9 bytes) fit
+//! combination. Three of the largest nodes (256 references) or lists (128 entries of 10 bytes) fit
 //! into a page. The count of a list's entries fits into a byte. A path has at most 10 nodes below
 //! the root. The sizes of pages, lines and the root are fixed: references and the cost of an
 //! opening depend on them.
 
+use crate::entry_list::KeyHash;
 use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 
 /// The paper's branching factor.
@@ -38,10 +40,10 @@ pub(crate) const SLUGGISHNESS: OptionSpec = OptionSpec {
 pub(crate) const HASH_LENGTH: OptionSpec = OptionSpec {
     name: "hash-bits",
     min: 8,
-    max: HASH_BITS as u64,
+    max: MAX_HASH_BITS as u64,
     domain: OptionDomain::MultiplesOf(8),
     default: HASH_BITS as u64,
-    help: "bits of the key hash in the index; 8 fewer: one byte per key less, more reads of other keys' records",
+    help: "bits of the key hash in the index; 8 fewer: one byte per key less, more reads of other keys' records; 40: from 10^9 keys on",
 };
 /// All options of the engine.
 pub(crate) const OPTIONS: [OptionSpec; 3] = [BRANCHING, SLUGGISHNESS, HASH_LENGTH];
@@ -50,8 +52,10 @@ pub(crate) const OPTIONS: [OptionSpec; 3] = [BRANCHING, SLUGGISHNESS, HASH_LENGT
 pub const LINE_BYTES: usize = 64;
 /// Words of a line.
 pub(crate) const LINE_WORDS: usize = LINE_BYTES / 8;
-/// Maximum number of hash bits in the trie.
+/// Number of hash bits that select a path in the trie, and the default number of bits of a hash.
 pub const HASH_BITS: u32 = 32;
+/// Maximum number of hash bits. The bits behind `HASH_BITS` only distinguish entries.
+pub const MAX_HASH_BITS: u32 = 40;
 /// Bytes of an address in an entry.
 pub(crate) const ADDRESS_BYTES: usize = 5;
 /// Bytes before the entries of a list.
@@ -101,10 +105,11 @@ impl TrieShape {
         shape
     }
 
-    /// Returns the number of low hash bytes that are always zero and are not stored.
+    /// Returns the number of low bytes of a hash of `MAX_HASH_BITS` bits that are always zero and
+    /// are not stored.
     #[must_use]
     pub fn omitted_hash_bytes(&self) -> u32 {
-        (HASH_BITS - self.hash_bits) / 8
+        (MAX_HASH_BITS - self.hash_bits) / 8
     }
 
     /// Returns the maximum number of entries of two lists that are merged.
@@ -113,7 +118,13 @@ impl TrieShape {
         self.max_list_entries - self.max_list_entries / 8
     }
 
-    /// Returns the bits of a 64-bit hash that the trie uses.
+    /// Returns the bits of a 64-bit hash that the trie stores.
+    pub(crate) fn key_hash(&self, hash: u64) -> KeyHash {
+        let [_, _, _, tail, ..] = hash.to_le_bytes();
+        KeyHash { path: self.truncate_hash(hash), tail: if self.hash_bits > HASH_BITS { tail } else { 0 } }
+    }
+
+    /// Returns the bits of a 64-bit hash that select the path.
     #[must_use]
     pub fn truncate_hash(&self, hash: u64) -> u32 {
         let top = u32::try_from(hash >> 32).unwrap_or(0);
@@ -137,7 +148,7 @@ impl TrieShape {
     /// without the last `omitted_bytes` bytes.
     #[must_use]
     pub fn entry_hash_bytes(bits: u32, omitted_bytes: u32) -> usize {
-        ((HASH_BITS - 8 * omitted_bytes).saturating_sub(bits) as usize).div_ceil(8).max(1)
+        ((MAX_HASH_BITS - 8 * omitted_bytes).saturating_sub(bits) as usize).div_ceil(8).max(1)
     }
 
     /// Returns the lines of a list of `count` entries.
@@ -175,9 +186,9 @@ mod tests {
         let mut options = EngineOptions::default();
         assert_eq!(TrieShape::from_options(&options, false), TrieShape::NORMAL);
         assert_eq!(TrieShape::from_options(&options, true), TrieShape::TINY);
-        for (bits, most, hash) in (2..=8)
-            .flat_map(|bits| (1..=128).flat_map(move |most| [8, 16, 24, 32].map(|hash| (bits, most, hash))))
-        {
+        for (bits, most, hash) in (2..=8).flat_map(|bits| {
+            (1..=128).flat_map(move |most| [8, 16, 24, 32, 40].map(|hash| (bits, most, hash)))
+        }) {
             for (spec, value) in OPTIONS.iter().zip([1 << bits, most, hash]) {
                 assert!(spec.allows(value));
                 options.set(spec.name, value);

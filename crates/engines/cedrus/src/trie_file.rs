@@ -142,6 +142,16 @@ impl TrieFile {
         trie.add_loaded_page(page, &content, is_still, guard).map_err(|trouble| self.damage_error(trouble))
     }
 
+    /// Requests a page from the device and does not wait. Makes a system call.
+    pub(crate) fn will_need(&self, page: u32) {
+        let inner = self.inner.lock();
+        let (place, file) = (inner.location(page), inner.file.clone());
+        drop(inner);
+        if let Some(file) = file.filter(|_| place.at > 0) {
+            file.will_need(self.page_file.offset(place.at), self.page_file.page as u64);
+        }
+    }
+
     fn read(&self, file: &dyn File, place: PageLocation) -> Result<Vec<u64>> {
         let mut bytes = vec![0; self.page_file.page];
         self.page_file.read(file, place.at, &mut bytes)?;

@@ -44,6 +44,8 @@ use crate::tree::{DelsmState, KeyspaceContext, Table, Version};
 pub(crate) const NAME: &str = "delsm";
 /// Divisor of the memory budget: a larger memtable is due for a checkpoint.
 const MEMTABLE_BUDGET_DIVISOR: u64 = 6;
+/// Number of full memtables at which the store throttles writers, if no other one can be frozen.
+const MEMTABLES_IN_BUDGET: u64 = 5;
 /// Index of the memtable sum: estimated bytes of its content in lists and packs.
 const TABLE_BYTES_SUM: usize = 0;
 /// Index of the memtable sum: wasted bytes of its records in the journal
@@ -72,11 +74,14 @@ pub(crate) struct DelsmEngine {
     state: Published<DelsmState>,
     /// Blobs in the active memtable, and their bytes. Approximate.
     memtable_blobs: [AtomicU64; 2],
-    /// Estimated bytes that the frozen memtable will use in lists and packs.
+    /// Number of memtables that were frozen while a flush was under way, and number of flushes that
+    /// wrote several memtables at once.
+    queue_counters: [AtomicU64; 2],
+    /// Estimated bytes that the frozen memtables will use in lists and packs.
     frozen_table_bytes: AtomicU64,
     /// Bytes of all lists. A merge may have to write them again.
     list_bytes: AtomicU64,
-    /// Wasted bytes of the frozen memtable in the journal.
+    /// Wasted bytes of the frozen memtables in the journal.
     wasted_bytes: AtomicU64,
     /// Estimated bytes of live values in tables.
     live_bytes: AtomicU64,
@@ -124,6 +129,7 @@ impl DelsmEngine {
             work: Mutex::default(),
             state: Published::new(state),
             memtable_blobs: Default::default(),
+            queue_counters: Default::default(),
             frozen_table_bytes: Default::default(),
             list_bytes: AtomicU64::new(0),
             wasted_bytes: AtomicU64::new(0),
@@ -149,25 +155,56 @@ impl DelsmEngine {
         Arc::clone(&self.state(&epoch::pin()).version)
     }
 
-    pub(crate) fn frozen(&self) -> Option<Arc<Memtable>> {
-        self.state(&epoch::pin()).memtables.frozen.clone()
-    }
-
-    /// Publishes `version`. With `is_flushed`, it contains the content of the frozen memtable.
-    pub(crate) fn publish_version(&self, version: Version, is_flushed: bool) {
+    /// Publishes `version`. It contains the content of the `flushed` oldest frozen memtables.
+    pub(crate) fn publish_version(&self, version: Version, flushed: usize) {
         let guard = &epoch::pin();
-        if let Some(frozen) = self.state(guard).memtables.frozen.as_ref().filter(|_| is_flushed) {
-            frozen.uncount_memory(&self.keyspace.context.memory);
-            self.frozen_table_bytes.store(0, Ordering::Relaxed);
-            self.wasted_bytes.store(0, Ordering::Relaxed);
+        for memtable in self.state(guard).memtables.all_frozen().iter().take(flushed) {
+            memtable.uncount_memory(&self.keyspace.context.memory);
+            self.frozen_table_bytes.fetch_sub(memtable.sum(TABLE_BYTES_SUM), Ordering::Relaxed);
+            self.wasted_bytes.fetch_sub(memtable.sum(WASTE), Ordering::Relaxed);
+        }
+        if flushed > 1 {
+            self.queue_counters[1].fetch_add(1, Ordering::Relaxed);
         }
         let listed = version.tables().map(|table| table.list.bytes()).sum();
         self.list_bytes.store(listed, Ordering::Relaxed);
         self.live_bytes.store(version.largest_level(), Ordering::Relaxed);
         self.state.replace(guard, |now| DelsmState {
-            memtables: now.memtables.without_flushed(is_flushed),
+            memtables: now.memtables.without_oldest(flushed),
             version: Arc::new(version),
         });
+    }
+
+    /// Freezes the active memtable.
+    fn freeze_active(&self, guard: &Guard) {
+        let active = &self.state(guard).memtables.active;
+        self.memtable_blobs.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
+        self.frozen_table_bytes.fetch_add(active.sum(TABLE_BYTES_SUM), Ordering::Relaxed);
+        self.wasted_bytes.fetch_add(active.sum(WASTE), Ordering::Relaxed);
+        let tiny = self.keyspace.context.tiny;
+        self.state
+            .replace(guard, |now| DelsmState { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
+    }
+
+    /// Returns true if the active memtable is as large as a memtable for a flush should be.
+    fn is_full(&self, active: &Memtable) -> bool {
+        self.memtable_blobs[0].load(Ordering::Relaxed) >= self.sizes.max_memtable_files
+            || self.memtable_blobs[1].load(Ordering::Relaxed) >= self.sizes.max_memtable_file_bytes
+            || active.bytes() > self.full_memtable_bytes()
+    }
+
+    /// Returns the memory of a memtable above which it is due for a flush.
+    fn full_memtable_bytes(&self) -> u64 {
+        self.keyspace.context.memory.budget() / MEMTABLE_BUDGET_DIVISOR
+    }
+
+    /// Returns the frozen memtables, oldest first, whose commits are all durable, up to `certain`.
+    /// One flush writes all of them: level 0 gets one table instead of several, which would cause
+    /// more merges, and no version that another one supersedes is written.
+    pub(crate) fn memtables_to_flush(&self, certain: Seq) -> Vec<Arc<Memtable>> {
+        let guard = &epoch::pin();
+        let frozen = self.state(guard).memtables.all_frozen();
+        frozen.iter().take_while(|memtable| memtable.newest() <= certain).cloned().collect()
     }
 
     /// Calls `with` with the version of `key` that is visible at `at` in `state`. The result from a
@@ -314,6 +351,22 @@ impl DelsmEngine {
         let packed = if let RecordContent::Put(value) = content { value.len() } else { 0 };
         let bytes = key.len() + packed + LIST_ENTRY_OVERHEAD;
         active.add_to_sum(TABLE_BYTES_SUM, bytes as u64);
+    }
+
+    /// Replays a record that no table contains.
+    fn replay_unflushed(&self, record: &ReplayRecord<'_>) {
+        let guard = &epoch::pin();
+        let active = &self.state(guard).memtables.active;
+        let hash = self.keyspace.hash(record.key);
+        let entry = active.find(hash, record.key, guard);
+        if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
+            return;
+        }
+        let version = MemVersion { word: VersionWord::of(&record.content, record.address), seq: record.seq };
+        let place = entry.map_or(0, |entry| entry.place);
+        active.put_unsorted(place, hash, record.key, version, &self.keyspace.context, guard);
+        self.count_table_bytes(active, record.key, &record.content);
+        self.note_waste(active, record.span, place == 0);
     }
 
     /// Counts the wasted bytes of a record in the journal: a flush makes them superfluous, and no
@@ -470,16 +523,30 @@ impl EngineCommits for DelsmEngine {
 impl EngineCheckpoint for DelsmEngine {
     fn freeze(&self) {
         let guard = &epoch::pin();
-        let state = self.state(guard);
-        if !state.memtables.can_freeze() {
-            return;
+        if self.state(guard).memtables.can_queue(self.sizes.max_frozen) {
+            self.freeze_active(guard);
         }
-        self.memtable_blobs.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
-        self.frozen_table_bytes.store(state.memtables.active.sum(TABLE_BYTES_SUM), Ordering::Relaxed);
-        self.wasted_bytes.store(state.memtables.active.sum(WASTE), Ordering::Relaxed);
-        let tiny = self.keyspace.context.tiny;
-        self.state
-            .replace(guard, |now| DelsmState { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
+        assert!(
+            self.state(guard).memtables.active.is_empty(),
+            "delsm (I5): a checkpoint covers all commits before it"
+        );
+        self.state.replace(guard, |now| DelsmState { memtables: now.memtables.covered(), ..now.clone() });
+    }
+
+    fn wants_freeze(&self) -> bool {
+        let guard = &epoch::pin();
+        let memtables = &self.state(guard).memtables;
+        // Without a covered memtable the next checkpoint begins soon, and needs a place (I5).
+        memtables.covered_count() > 0
+            && memtables.can_queue(self.sizes.max_frozen)
+            && self.is_full(&memtables.active)
+    }
+
+    fn freeze_more(&self) {
+        if self.wants_freeze() {
+            self.freeze_active(&epoch::pin());
+            self.queue_counters[0].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn maintain(&self, views: &Views, certain: Seq) -> Result<bool> {
@@ -487,7 +554,7 @@ impl EngineCheckpoint for DelsmEngine {
     }
 
     fn is_flushed(&self) -> bool {
-        self.state(&epoch::pin()).memtables.frozen.is_none()
+        self.state(&epoch::pin()).memtables.covered_count() == 0
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -500,7 +567,7 @@ impl EngineCheckpoint for DelsmEngine {
 }
 
 impl EnginePressure for DelsmEngine {
-    /// Returns the space for the flush of both memtables, for a merge of their lists with all other
+    /// Returns the space for the flush of all memtables, for a merge of their lists with all other
     /// lists, and for directories and the manifest.
     fn disk_reserve(&self) -> Option<u64> {
         let logged = self.log_bytes_needed();
@@ -518,29 +585,35 @@ impl EnginePressure for DelsmEngine {
         let state = self.state(guard);
         let active = &state.memtables.active;
         let rest = self.idle_detector.observe(active.newest());
-        let budget = self.keyspace.context.memory.budget();
         // Asks after 1, 2, 4, ... times `idle_samples` observations, so that an idle memtable is
         // not examined again and again.
         let (looked, looks) = (rest.saturating_add(1), self.sizes.idle_samples);
         let is_turn = looked.is_multiple_of(looks) && (looked / looks).is_power_of_two();
-        self.memtable_blobs[0].load(Ordering::Relaxed) >= self.sizes.max_memtable_files
-            || self.memtable_blobs[1].load(Ordering::Relaxed) >= self.sizes.max_memtable_file_bytes
-            || active.bytes() > budget / MEMTABLE_BUDGET_DIVISOR
+        state.memtables.frozen().is_some()
+            || self.is_full(active)
             || active.sum(WASTE) > self.most_waste()
             || (active.count() >= self.sizes.min_idle_keys && rest >= looks)
             || (!active.is_empty() && is_turn && self.is_superseding_much(state, guard).unwrap_or(false))
     }
 
-    /// Returns the waste of both memtables, as a percentage of the waste above which the store
-    /// throttles writers. The memory limit does not bound the journal while a memtable waits for a
-    /// merge and is flushed: a key that is overwritten uses no more memory.
+    /// Returns the larger of two values, while a memtable is frozen. The first is the waste of all
+    /// memtables, as a percentage of the waste above which the store throttles writers. The memory
+    /// limit does not bound the journal while a memtable waits for a merge and is flushed: a key
+    /// that is overwritten uses no more memory. The second is the memory of the memtables, once the
+    /// last of the frozen ones is in use.
     fn pressure_percent(&self) -> u64 {
-        if self.is_flushed() {
+        let guard = &epoch::pin();
+        let memtables = &self.state(guard).memtables;
+        if memtables.frozen().is_none() {
             return 0;
         }
-        let active = self.state(&epoch::pin()).memtables.active.sum(WASTE);
-        let waste = self.wasted_bytes.load(Ordering::Relaxed).saturating_add(active);
-        waste.saturating_mul(DUE_PRESSURE_PERCENT) / self.most_waste().max(1)
+        let waste = self.wasted_bytes.load(Ordering::Relaxed).saturating_add(memtables.active.sum(WASTE));
+        let of_waste = waste.saturating_mul(DUE_PRESSURE_PERCENT) / self.most_waste().max(1);
+        if memtables.all_frozen().len() < self.sizes.max_frozen {
+            return of_waste;
+        }
+        let most = self.full_memtable_bytes().saturating_mul(MEMTABLES_IN_BUDGET);
+        of_waste.max(memtables.bytes().saturating_mul(100) / most.max(1))
     }
 
     fn is_memory_high(&self) -> bool {
@@ -563,21 +636,15 @@ impl EngineRecovery for DelsmEngine {
     }
 
     fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
-        if record.seq <= self.work.lock().flushed_seq {
-            return Ok(());
-        }
-        let guard = &epoch::pin();
-        let active = &self.state(guard).memtables.active;
-        let hash = self.keyspace.hash(record.key);
-        let entry = active.find(hash, record.key, guard);
-        if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
-            return Ok(());
-        }
-        let version = MemVersion { word: VersionWord::of(&record.content, record.address), seq: record.seq };
-        let place = entry.map_or(0, |entry| entry.place);
-        active.put_unsorted(place, hash, record.key, version, &self.keyspace.context, guard);
-        self.count_table_bytes(active, record.key, &record.content);
-        self.note_waste(active, record.span, place == 0);
+        self.replay_run(std::slice::from_ref(record))
+    }
+
+    fn replay_run(&self, records: &[ReplayRecord<'_>]) -> Result<()> {
+        let flushed = self.work.lock().flushed_seq;
+        let keys: Vec<_> = records.iter().map(|record| self.hashed_key(record.key)).collect();
+        self.prefetch(&keys, true);
+        let unflushed = records.iter().filter(|record| record.seq > flushed);
+        unflushed.for_each(|record| self.replay_unflushed(record));
         Ok(())
     }
 
@@ -620,7 +687,11 @@ impl Engine for DelsmEngine {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        vec![("removed keys skipped", self.removed_keys_skipped.load(Ordering::Relaxed))]
+        vec![
+            ("removed keys skipped", self.removed_keys_skipped.load(Ordering::Relaxed)),
+            ("memtables queued", self.queue_counters[0].load(Ordering::Relaxed)),
+            ("flushes of several memtables", self.queue_counters[1].load(Ordering::Relaxed)),
+        ]
     }
 
     fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {

@@ -2,14 +2,13 @@
 //!
 //! A log-structured merge tree for large values (DeLSM, arXiv 2109.13142). Its tables are
 //! directories, and each value above a few KiB is a file that contains only the value. Compaction
-//! moves directory entries instead of bytes. The README of the crate lists the differences from the
-//! paper and the reasons.
+//! moves directory entries instead of bytes. The README of the crate compares it with the paper.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  put ─> value > 8 KiB: blob file (base) ─────┐
-//!         journal (base) ─> active memtable ───┴─ freeze ─> frozen ─ flush ─> level 0 ─ merge ─>
+//!         journal (base) ─> active memtable ───┴─ freeze ─> queue ─ flush ─> level 0 ─ merge ─>
 //!
 //!  own/<keyspace>/KEYS.0 KEYS.1        manifest: tables and packs          files/manifest.rs
 //!                 00000012/cat.jpg@2a  a table with a value: key, number   files/file_names.rs
@@ -27,6 +26,8 @@
 //! 4. The manifest is written first, then files are moved, then old names are removed
 //!    (`maintenance/`). After a crash at any point each value is where its list says, or in the
 //!    directory of its table.
+//! 5. A checkpoint finds a place in the queue of frozen memtables. Others are frozen only while one
+//!    that the pending checkpoint covers is not flushed.
 
 mod engine;
 mod files;

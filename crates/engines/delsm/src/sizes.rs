@@ -29,8 +29,17 @@ const LEVEL_FACTOR: OptionSpec = OptionSpec {
     default: 10,
     help: "ratio of the maximum size of a level to that of the level above",
 };
+/// Memtables that wait for the flush.
+const FROZEN_MEMTABLES: OptionSpec = OptionSpec {
+    name: "frozen-memtables",
+    min: 1,
+    max: 4, // with the active one they use 5/6 of the budget
+    domain: OptionDomain::Any,
+    default: 1,
+    help: "maximum memtables that wait for the flush, each up to 1/6 of the memory budget",
+};
 /// Options that the user may set.
-pub(crate) const OPTIONS: [OptionSpec; 3] = [FILE_BYTES, LEVEL_FILES, LEVEL_FACTOR];
+pub(crate) const OPTIONS: [OptionSpec; 4] = [FILE_BYTES, LEVEL_FILES, LEVEL_FACTOR, FROZEN_MEMTABLES];
 
 /// Limits and thresholds. They differ between normal and tiny geometry.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +50,8 @@ pub(crate) struct Sizes {
     /// Superseded files are removed only after the flush.
     pub(crate) max_memtable_files: u64,
     pub(crate) max_memtable_file_bytes: u64,
+    /// Maximum number of frozen memtables.
+    pub(crate) max_frozen: usize,
     /// Waste in the journal that does not make a memtable due.
     pub(crate) least_waste: u64,
     /// Minimum number of keys in a memtable that is flushed because it is idle.
@@ -93,6 +104,7 @@ impl Sizes {
             level_files,
             level_bytes: usual.level_bytes * level_files / usual.level_files,
             ratio: of(&LEVEL_FACTOR, usual.ratio),
+            max_frozen: of(&FROZEN_MEMTABLES, usual.max_frozen as u64).try_into().unwrap_or(usual.max_frozen),
             ..usual
         }
     }
@@ -103,6 +115,7 @@ impl Sizes {
                 max_packed_bytes: 256,
                 max_memtable_files: 6,
                 max_memtable_file_bytes: 1 << 20,
+                max_frozen: 1,
                 least_waste: 8 << 10,
                 min_idle_keys: 4,
                 idle_samples: 3,
@@ -128,6 +141,7 @@ impl Sizes {
                 max_packed_bytes: 8 << 10,
                 max_memtable_files: 32 << 10,
                 max_memtable_file_bytes: 512 << 20,
+                max_frozen: 1,
                 least_waste: 32 << 20,
                 min_idle_keys: 64,
                 idle_samples: 8,

@@ -3,7 +3,7 @@
 //! ## Picture
 //!
 //! ```text
-//!  state ─> active memtable | frozen memtable | version ─> level 0: overlapping, newest first
+//!  state ─> active memtable | frozen memtables | version ─> level 0: overlapping, newest first
 //!                                                          level 1: tables in the order of keys,
 //!                                                          ...      without overlap
 //!  table ─> directory, key list (in memory: first keys of blocks, filter) ─> block
@@ -12,7 +12,7 @@
 //!
 //! ## Invariants
 //!
-//! 1. All versions of a key in a higher place (active, frozen, level 0 from the newest table on,
+//! 1. All versions of a key in a higher place (active, frozen ones and level 0 from the newest on,
 //!    level 1, ...) are newer than those in a lower one. The first place with a version that is
 //!    visible at a view therefore has the right version.
 //! 2. A published `Version` never changes. The files that it names stay until no reader uses its

@@ -24,7 +24,7 @@
 //!
 //! `engine` implements the engine contract; `index` is the trait of an index; `hash`, `ordered` and
 //! `plain` implement it. `bulk_build` builds an index from a log that is replayed as a whole,
-//! `cursor` iterates, `image` encodes a checkpoint, `pmem` holds the experiments with persistent
+//! `cursor` iterates, `image` encodes a checkpoint, `pmem` is the disk with files in persistent
 //! memory. Old versions that views need are kept in `sheaf_engine::versions`.
 
 mod bulk_build;
@@ -38,7 +38,7 @@ mod ordered;
 mod parallel_commits;
 #[cfg(any(all(test, not(shuttle)), feature = "plain-index"))]
 mod plain;
-#[cfg(any(test, feature = "pmem"))]
+
 pub mod pmem;
 
 use std::marker::PhantomData;

@@ -18,7 +18,7 @@
 //! each of these changes is a record that is replayed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sheaf_engine::backup_files::PinnedFiles;
 use sheaf_engine::context::EngineContext;
@@ -76,8 +76,16 @@ const PUT_SUPERSEDED_DIVISOR: u64 = 16;
 /// Number of checks by the store without a new commit after which a memtable is idle. The idle
 /// store checks every 50 ms.
 pub(crate) const IDLE_SAMPLES: u32 = 8;
+/// Number of locks of replay. Threads replay records with different locks at the same time.
+const REPLAY_LOCKS: usize = 1 << REPLAY_LOCK_BITS;
+const REPLAY_LOCK_BITS: u32 = 6;
 /// Bytes of the budget that the cache leaves free for the growth of memtables.
 const MEMTABLE_HEADROOM: u64 = 256 << 10;
+
+/// Held by a thread that replays a record of some keys. On a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct ReplayLock(Mutex<()>);
 
 /// Findings of `prepare`.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +143,8 @@ pub(crate) struct KreonEngine {
     /// commits that created them.
     unspilled_pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
     pub(crate) state: Published<KreonState>,
-    replay_lock: Mutex<()>,
+    /// Locks of replay, allocated by the first record.
+    replay_locks: OnceLock<Box<[ReplayLock]>>,
     /// Keys that the last freeze left in the active memtable, for the image: see
     /// [`image_keys`].
     pub(crate) image_keys: Mutex<Vec<ImageKey>>,
@@ -166,7 +175,7 @@ impl KreonEngine {
             view_range_seq: Mutex::new(Seq::ZERO),
             unspilled_pins: Mutex::default(),
             state: Published::new(state),
-            replay_lock: Mutex::new(()),
+            replay_locks: OnceLock::new(),
             image_keys: Mutex::default(),
             max_image_keys: image_keys::max_keys(context.tiny),
             removed_keys_skipped: AtomicU64::new(0),
@@ -258,7 +267,9 @@ impl KreonEngine {
                 return Ok(());
             }
         }
-        let _one = self.replay_lock.lock();
+        let locks =
+            self.replay_locks.get_or_init(|| (0..REPLAY_LOCKS).map(|_| ReplayLock::default()).collect());
+        let _alone_on_key = locks[(high(hash) >> (32 - REPLAY_LOCK_BITS)) as usize].0.lock();
         let active = &self.state(guard).memtables.active;
         let place = active.find(hash, record.key, guard);
         let old = place.map(|place| active.version(place));
@@ -508,7 +519,7 @@ impl EngineCheckpoint for KreonEngine {
     }
 
     fn is_flushed(&self) -> bool {
-        self.state(&epoch::pin()).memtables.frozen.is_none()
+        self.state(&epoch::pin()).memtables.frozen().is_none()
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -555,7 +566,7 @@ impl EnginePressure for KreonEngine {
     fn pressure_percent(&self) -> u64 {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        match state.memtables.frozen {
+        match state.memtables.frozen() {
             Some(_) => (state.memtables.active.bytes() * 100).checked_div(self.memtable_limit()).unwrap_or(0),
             None => 0,
         }

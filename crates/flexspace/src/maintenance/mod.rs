@@ -6,9 +6,9 @@
 //!  sync        data files, log ──> durable = n    (recovery accepts a frame at or below a durable
 //!                                                  mark, or with data that matches its checksums)
 //!  release     sync, floor = n into both heads ──> segments dead at or before n become free
-//!  checkpoint  the log continues in an empty segment; the index of n is written to a file; sync;
-//!              both heads name the file, the new log segments and the previous recovery point
-//!              ──> older files are deleted
+//!  checkpoint  the log continues in an empty segment; changed nodes of the index of n are written
+//!              (checkpoint/); sync; both heads name the root, the new log segments and the
+//!              previous recovery point ──> older files are deleted, superseded nodes are free
 //! ```
 //!
 //! ## Crash
@@ -36,12 +36,15 @@ use std::time::Duration;
 
 use sheaf_engine::checkpoint_file::ImageWriter;
 use sheaf_log::segment::{Segment, SegmentIdentity};
-use sheaf_log::types::{KeyspaceId, LogId, SegmentId};
+use sheaf_log::types::{KeyspaceId, LogId, SegmentId, StoreId};
 use sheaf_platform::sync::MutexGuard;
 
+use crate::checkpoint::{CheckpointState, CheckpointTarget, MAX_HEIGHT, SavedNodes};
+use crate::extent::Extent;
 use crate::format::{self, CheckpointHeader, LOG_DIR, LogSegmentRef, RecoveryPoint, TREE_DIR};
 use crate::segments::data_file::{self, DATA_DIR};
 use crate::shared::{BACKGROUND_INTERVAL, HeadState, SharedSpace};
+use crate::tree::TreeSnapshot;
 use crate::write::log::SpaceLog;
 use crate::write::throttle::SpaceLevel;
 use crate::write::writer::{SpaceWriter, WriteClass};
@@ -67,6 +70,20 @@ pub(crate) enum MaintenanceTiming {
 enum CheckpointPolicy {
     IfChanged,
     Always,
+}
+
+/// Version that a checkpoint is written from.
+#[derive(Debug)]
+struct PendingCheckpoint {
+    tree: Arc<TreeSnapshot<Extent>>,
+    mark: u64,
+    serials: Vec<(u32, u64)>,
+    /// First log segment that the checkpoint does not contain.
+    keep: SegmentId,
+    number: u64,
+    space: StoreId,
+    /// Byte counts of the log, for a failure.
+    log: [u64; 2],
 }
 
 impl SharedSpace {
@@ -137,8 +154,9 @@ impl SharedSpace {
             }
         }
         m.is_write_pending = false;
+        let kept = [m.head.newest.nodes, m.head.older.nodes];
         for recovery_point in std::mem::take(&mut m.obsolete) {
-            self.remove_recovery_point(&recovery_point);
+            self.remove_recovery_point(&recovery_point, kept);
         }
         Ok(())
     }
@@ -269,82 +287,136 @@ impl SharedSpace {
         }
     }
 
-    /// Writes the index to a file, so that the older log can be deleted.
+    /// Writes the index to files, so that the older log can be deleted.
     pub(crate) fn checkpoint(&self) -> Result<()> {
-        let _one = self.checkpointing.lock();
-        self.write_checkpoint(CheckpointPolicy::IfChanged)
+        let mut state = self.checkpointing.lock();
+        self.write_checkpoint(&mut state, CheckpointPolicy::IfChanged)
+    }
+
+    /// Begins a checkpoint: the log continues in an empty segment. Returns `None` if there is
+    /// nothing to do. Both heads then name the two newest recovery points, so that no block of an
+    /// older one is needed.
+    fn begin_checkpoint(&self, again: CheckpointPolicy) -> Result<Option<PendingCheckpoint>> {
+        let mut m = self.head_state.lock();
+        self.check_writable()?;
+        if m.is_write_pending {
+            self.write_heads(&mut m)?;
+        }
+        let is_fresh = self.writer.lock().log.is_tail_empty();
+        if !is_fresh {
+            self.ensure_spare_locked(&mut m, 0)?;
+        }
+        let mut w = self.writer.lock();
+        if w.seq == m.head.newest.seq && again == CheckpointPolicy::IfChanged {
+            return Ok(None);
+        }
+        if !w.log.is_tail_empty() {
+            w.log.rotate();
+        }
+        let log = w.log.start_checkpoint();
+        // Other threads may have used the spare since. The log then continues in a segment that
+        // is not named yet or does not exist yet.
+        let next = m.pending_spare.as_ref().map_or(SegmentId(m.head.next_number), |made| made.id());
+        let keep = w.log.tail.as_ref().map_or(next, |tail| tail.segment.id());
+        let version = self.current.load_full();
+        // The version is held for its index. The segments that it references may be reused.
+        self.checkpoint_seq.store(version.tree.version(), Ordering::Release);
+        let number = m.head.next_number;
+        m.head.next_number += 1;
+        Ok(Some(PendingCheckpoint {
+            tree: Arc::clone(&version.tree),
+            mark: version.mark,
+            serials: w.serials(),
+            keep,
+            number,
+            space: m.head.space,
+            log,
+        }))
+    }
+
+    /// Writes the index of a version to files, and syncs them. Returns the nodes and the bytes of
+    /// the image.
+    fn save_index(
+        &self,
+        state: &mut CheckpointState,
+        target: &CheckpointTarget<'_>,
+        pending: &PendingCheckpoint,
+    ) -> Result<(SavedNodes, u64)> {
+        let tree = &pending.tree;
+        let is_list = tree.entries() <= self.geometry.list_entries || tree.root_node().height() > MAX_HEIGHT;
+        let saved = if is_list { state.save_list() } else { state.save(target, tree, &pending.serials)? };
+        let path = self.dir.join(format::checkpoint_name(target.number));
+        let image = ImageWriter::create(target.disk, path, target.space, KeyspaceId(0), target.number, &[]);
+        let written = image.and_then(|mut image| {
+            let (seq, mark, entries) = (tree.version(), pending.mark, tree.entries());
+            let serials = if is_list { pending.serials.clone() } else { Vec::new() };
+            let summary = CheckpointHeader { seq, mark, entries, serials };
+            match &saved.root {
+                None => format::write_checkpoint(&summary, tree.range(0), &mut image)?,
+                Some(root) => format::write_node_checkpoint(&summary, root, &mut image)?,
+            }
+            image.finish()
+        });
+        match written {
+            Ok(bytes) => Ok((saved, bytes)),
+            Err(error) => {
+                state.abandon(target, &saved);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the names of a checkpoint's files durable, and everything before it.
+    fn sync_checkpoint(&self) -> Result<()> {
+        let dir = self.dir.join(TREE_DIR);
+        let named = self.disk.sync_dir(&dir).during(IoOp::SyncDirectory, &dir);
+        self.poison(PoisonCause::Sync, named)?;
+        self.sync()
     }
 
     /// Writes a checkpoint. Holds no lock other than `checkpointing` most of the time, so that
     /// syncs and releases can continue.
-    fn write_checkpoint(&self, again: CheckpointPolicy) -> Result<()> {
-        let (tree, mark, serials, keep, number, space, log) = {
-            let mut m = self.head_state.lock();
-            self.check_writable()?;
-            let is_fresh = self.writer.lock().log.is_tail_empty();
-            if !is_fresh {
-                self.ensure_spare_locked(&mut m, 0)?;
-            }
-            let mut w = self.writer.lock();
-            if w.seq == m.head.newest.seq && again == CheckpointPolicy::IfChanged {
-                drop(w);
-                return if m.is_write_pending { self.write_heads(&mut m) } else { Ok(()) };
-            }
-            if !w.log.is_tail_empty() {
-                w.log.rotate();
-            }
-            let log = w.log.start_checkpoint();
-            // Other threads may have used the spare since. The log then continues in a segment that
-            // is not named yet or does not exist yet.
-            let next = m.pending_spare.as_ref().map_or(SegmentId(m.head.next_number), |made| made.id());
-            let keep = w.log.tail.as_ref().map_or(next, |tail| tail.segment.id());
-            let version = self.current.load_full();
-            // The version is held for its index. The segments that it references may be reused.
-            self.checkpoint_seq.store(version.tree.version(), Ordering::Release);
-            let number = m.head.next_number;
-            m.head.next_number += 1;
-            (Arc::clone(&version.tree), version.mark, w.serials(), keep, number, m.head.space, log)
-        };
-        let (seq, entries) = (tree.version(), tree.entries());
-        let path = self.dir.join(format::checkpoint_name(number));
-        let saved = (|| {
-            let mut image =
-                ImageWriter::create(&*self.disk, path.clone(), space, KeyspaceId(0), number, &[])?;
-            let summary = CheckpointHeader { seq, mark, entries, serials };
-            format::write_checkpoint(&summary, tree.range(0), &mut image)?;
-            image.finish()
-        })();
+    fn write_checkpoint(&self, state: &mut CheckpointState, again: CheckpointPolicy) -> Result<()> {
+        let Some(pending) = self.begin_checkpoint(again)? else { return Ok(()) };
+        let (seq, number) = (pending.tree.version(), pending.number);
+        let (disk, block) = (&*self.disk, self.geometry.node_block);
+        let target = CheckpointTarget { disk, dir: &self.dir, space: pending.space, number, block };
+        let saved = self.save_index(state, &target, &pending);
+        let PendingCheckpoint { tree, keep, log, .. } = pending;
         // Reset both at once under the lock. If `checkpoint_seq` still named the version after the
         // checkpoint dropped it, a release would ignore readers that still hold it.
         let w = self.writer.lock();
         self.checkpoint_seq.store(u64::MAX, Ordering::Release);
         drop(tree);
         drop(w);
-        let durable = saved.and_then(|bytes| {
-            let dir = self.dir.join(TREE_DIR);
-            let named = self.disk.sync_dir(&dir).during(IoOp::SyncDirectory, &dir);
-            self.poison(PoisonCause::Sync, named)?;
-            self.sync()?;
-            Ok(bytes)
+        let durable = saved.and_then(|(saved, bytes)| match self.sync_checkpoint() {
+            Ok(()) => Ok((saved, bytes)),
+            Err(error) => {
+                state.abandon(&target, &saved);
+                Err(error)
+            }
         });
-        let bytes = match durable {
-            Ok(bytes) => bytes,
+        let (saved, image_bytes) = match durable {
+            Ok(saved) => saved,
             Err(error) => {
                 self.writer.lock().log.undo_checkpoint(log);
                 // No head names the file. If the removal fails, the next opening deletes it.
-                let _ = self.disk.remove(&path);
+                let _ = self.disk.remove(&self.dir.join(format::checkpoint_name(number)));
                 return Err(error);
             }
         };
         let mut m = self.head_state.lock();
         self.check_writable()?;
-        let mut newest = RecoveryPoint { checkpoint: number, seq, logs: Vec::new() };
+        let mut newest = RecoveryPoint { checkpoint: number, nodes: saved.file(), seq, logs: Vec::new() };
         let is_new = |log: &LogSegmentRef| log.id >= keep;
         (newest.logs, m.head.newest.logs) = m.head.newest.logs.iter().partition(|log| is_new(log));
         let before = std::mem::replace(&mut m.head.newest, newest);
         let gone = std::mem::replace(&mut m.head.older, before);
         m.obsolete.push(gone);
-        m.checkpoint_bytes = bytes;
+        m.checkpoint_bytes = image_bytes + saved.live;
+        self.counters.checkpoint_bytes.fetch_add(image_bytes + saved.written, Ordering::Relaxed);
+        state.commit(saved);
+        self.node_table_bytes.store(state.table_bytes(), Ordering::Relaxed);
         self.raise_floor(&mut m)?;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -356,7 +428,7 @@ impl SharedSpace {
         if !self.is_log_oversized()? || self.writer.lock().log.spare.is_none() {
             return Ok(false);
         }
-        let _one = self.checkpointing.lock();
+        let mut state = self.checkpointing.lock();
         let mut has_given_way = false;
         // After the first checkpoint, the head still needs the log for the case that this
         // checkpoint is damaged. The second checkpoint replaces that fallback.
@@ -364,7 +436,7 @@ impl SharedSpace {
             if !self.is_log_oversized()? {
                 break;
             }
-            match self.write_checkpoint(CheckpointPolicy::Always) {
+            match self.write_checkpoint(&mut state, CheckpointPolicy::Always) {
                 Ok(()) => has_given_way = true,
                 Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => break,
                 Err(other) => return Err(other),
@@ -383,8 +455,12 @@ impl SharedSpace {
             && w.log.bytes + w.log.previous_bytes >= 2 * index.max(self.geometry.log_segment_bytes[0]))
     }
 
-    /// Deletes files that neither head names. The next opening deletes files that remain.
-    fn remove_recovery_point(&self, gone: &RecoveryPoint) {
+    /// Deletes files that neither head names. The next opening deletes files that remain. `kept`
+    /// are the node files that the heads name.
+    fn remove_recovery_point(&self, gone: &RecoveryPoint, kept: [u64; 2]) {
+        if gone.nodes > 0 && !kept.contains(&gone.nodes) {
+            let _ = self.disk.remove(&self.dir.join(format::node_file_name(gone.nodes)));
+        }
         if gone.checkpoint > 0 {
             let _ = self.disk.remove(&self.dir.join(format::checkpoint_name(gone.checkpoint)));
         }

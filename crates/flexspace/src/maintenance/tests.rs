@@ -217,6 +217,33 @@ fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
     assert_eq!(content(&open(Arc::new(disk.power_cut(&KeepChoice::None)))), model);
 }
 
+/// A checkpoint begins only once both heads name the one before it. Otherwise it could write blocks
+/// of a root that a head on disk still names.
+#[test]
+fn a_checkpoint_waits_for_the_heads_of_the_one_before() {
+    let disk = SimDisk::new();
+    let space = open(Arc::new(disk.clone()));
+    (0..300u64).for_each(|n| space.insert(n * 2 % (n + 1), &[3; 3]).unwrap());
+    let model = content(&space);
+    let shared = space.shared();
+    let checkpoint = || shared.write_checkpoint(&mut shared.checkpointing.lock(), CheckpointPolicy::Always);
+    checkpoint().unwrap();
+    checkpoint().unwrap();
+    disk.set_faults(Fault::new(CallClass::Write, FaultKind::NoSpace).on("HEAD.").forever());
+    let files = || disk.list(&shared.dir.join(TREE_DIR)).unwrap();
+    assert!(matches!(checkpoint(), Err(Error::NoSpace { .. })));
+    let after_first = files();
+    for _ in 0..3 {
+        assert!(matches!(checkpoint(), Err(Error::NoSpace { .. })));
+        assert_eq!(files(), after_first, "nothing was written");
+    }
+    assert_eq!(content(&open(Arc::new(disk.power_cut(&KeepChoice::None)))), model);
+    disk.set_faults(FaultPlan::default());
+    checkpoint().unwrap();
+    assert_eq!(files().len(), 4, "two images and two node files");
+    space.verify(|finding| panic!("{finding}")).unwrap();
+}
+
 /// A spare log segment that is too small for an operation is replaced. The file of the small one is
 /// deleted, but not before both heads are written.
 #[test]

@@ -12,6 +12,7 @@ use sheaf_log::double_slot::DoubleSlot;
 use sheaf_log::types::KeyspaceId;
 use sheaf_platform::error::{Error, Result};
 
+use crate::checkpoint::verify_nodes;
 use crate::format::{self, SpaceHead};
 use crate::read::view::SpaceView;
 use crate::shared::SharedSpace;
@@ -65,7 +66,7 @@ impl SharedSpace {
         if let (true, Some(Error::Corrupt { path, offset, structure, damage: what })) =
             (self.options.read_only, &self.repaired_damage)
         {
-            report(Error::corrupt(path, *offset, structure, what.clone()));
+            report(Error::corrupt(path, *offset, structure, (**what).clone()));
         }
     }
 
@@ -85,7 +86,10 @@ impl SharedSpace {
                 Ok(bytes) => step(bytes)?,
                 // Deleted while it was read.
                 Err(_) if !self.named_checkpoints().contains(&number) => {}
-                Err(error) if error.is_corrupt() => report(error),
+                Err(error) if error.is_corrupt() => {
+                    self.replace_nodes(number);
+                    report(error);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -96,7 +100,17 @@ impl SharedSpace {
         let path = self.dir.join(format::checkpoint_name(number));
         let space = self.head_state.lock().head.space;
         let mut image = ImageReader::open(&*self.disk, path, space, KeyspaceId(0), number, |_| None)?;
-        format::read_checkpoint(&mut image, |_, _| {})?;
-        image.finish()
+        let (summary, root) = format::read_checkpoint(&mut image, |_, _| {})?;
+        let nodes =
+            root.map_or(Ok(0), |root| verify_nodes(&*self.disk, &self.dir, space, &root, summary.entries))?;
+        Ok(image.finish()? + nodes)
+    }
+
+    /// Lets a later checkpoint write a new file instead of the damaged node file of a checkpoint.
+    fn replace_nodes(&self, number: u64) {
+        let mut state = self.checkpointing.lock();
+        let m = self.head_state.lock();
+        let named = [&m.head.newest, &m.head.older].into_iter().find(|named| named.checkpoint == number);
+        named.into_iter().for_each(|named| state.abandon_file(named.nodes));
     }
 }

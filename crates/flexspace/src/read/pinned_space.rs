@@ -2,7 +2,8 @@
 //!
 //! A backup copies these files while edits, syncs and garbage collection continue. It holds a
 //! version, like a reader, so that no segment that the version references is reused. The index is
-//! written as a checkpoint of its own. The log, which has only changes of the index, is not copied.
+//! written as a checkpoint of its own, as a list. The log, which has only changes of the index, is
+//! not copied.
 //!
 //! ```text
 //!  version ──> tree/<number>.img    the index
@@ -58,7 +59,7 @@ impl SharedSpace {
         let number = if seq > 0 { head.next_number } else { 0 };
         head.next_number += 1;
         (head.floor, head.older) = (seq, RecoveryPoint::default());
-        head.newest = RecoveryPoint { checkpoint: number, seq, logs: Vec::new() };
+        head.newest = RecoveryPoint { checkpoint: number, nodes: 0, seq, logs: Vec::new() };
         Ok(PinnedSpace { version, head, serials })
     }
 }

@@ -194,7 +194,9 @@ impl SpaceView {
 
     /// Returns the extent that contains byte `at`: its start, its length, and up to `max` bytes
     /// from its start. Returns `None` beyond the end. Bytes inserted or written in one call start
-    /// an extent, so a reader that lost its position finds a boundary again.
+    /// an extent, unless they were written directly behind the bytes of the call before and extend
+    /// their extent. The start of an extent is therefore the start of a call or a part of a longer
+    /// one, and a reader that lost its position finds a boundary again.
     ///
     /// # Errors
     ///

@@ -160,12 +160,14 @@ impl SpaceRecovery<'_> {
         let recovery_points = [&self.head.newest, &self.head.older];
         let checkpoints =
             recovery_points.map(|recovery_point| format::checkpoint_name(recovery_point.checkpoint));
+        let nodes = recovery_points.map(|recovery_point| format::node_file_name(recovery_point.nodes));
         let logs = recovery_points.into_iter().flat_map(|recovery_point| &recovery_point.logs);
         let named: HashSet<PathBuf> = logs
             .map(|log| PathBuf::from(LOG_DIR).join(sheaf_log::segment::file_name(log.id)))
             .chain(checkpoints)
+            .chain(nodes)
             .collect();
-        for (dir, suffix) in [(LOG_DIR, ".seg"), (TREE_DIR, ".img")] {
+        for (dir, suffix) in [(LOG_DIR, ".seg"), (TREE_DIR, ".img"), (TREE_DIR, ".nodes")] {
             for entry in self.disk.list(&self.dir.join(dir)).unwrap_or_default() {
                 let path = PathBuf::from(dir).join(&entry.name);
                 if entry.name.ends_with(suffix) && !named.contains(&path) {

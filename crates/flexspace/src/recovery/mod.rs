@@ -29,7 +29,9 @@ use sheaf_log::types::{KeyspaceId, LogId, StoreId};
 use sheaf_platform::disk::{Disk, OpenMode, create_dirs};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
+use sheaf_platform::sync::atomic::Ordering;
 
+use crate::checkpoint::CheckpointState;
 use crate::extent::Extent;
 use crate::format::{self, LOG_DIR, LogSegmentRef, RecoveryPoint, SpaceHead, TREE_DIR};
 use crate::options::{GeometryKind, SpaceGeometry, SpaceOptions};
@@ -90,6 +92,8 @@ pub(crate) struct SpaceRecovery<'a> {
     pub(crate) tree: ShiftTree<Extent>,
     pub(crate) seq: u64,
     pub(crate) mark: u64,
+    /// Stored nodes of the loaded checkpoint.
+    pub(crate) checkpoints: CheckpointState,
 }
 
 /// Log segment during recovery.
@@ -119,8 +123,10 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: SpaceOptions) -> Re
     };
     let tree = ShiftTree::new(Extent::HOLE);
     let reading = Arc::clone(&disk);
-    let mut r = SpaceRecovery { disk: &*reading, dir, head, data_files, tree, seq: 0, mark: 0 };
+    let checkpoints = CheckpointState::default();
+    let mut r = SpaceRecovery { disk: &*reading, dir, head, data_files, tree, seq: 0, mark: 0, checkpoints };
     let (checkpoint_bytes, healed) = r.load_checkpoint()?;
+    r.checkpoints.set_older(&r.head.older);
     let mut log_segments = r.open_logs(open_mode)?;
     let known = r.durable_seq(&log_segments)?;
     let pieces = r.replay(&mut log_segments, known)?;
@@ -145,15 +151,18 @@ impl SpaceRecovery<'_> {
         log_segments: &[LogSegment],
         (checkpoint_bytes, healed): (u64, Option<Error>),
     ) -> Result<SharedSpace> {
-        let SpaceRecovery { dir, mut head, data_files, mut tree, seq, mark, .. } = self;
+        let SpaceRecovery { dir, mut head, mut data_files, mut tree, seq, mark, checkpoints, .. } = self;
         let geometry = data_files.geometry;
-        let limit = options.limit.map_or(u64::from(u32::MAX), |bytes| {
-            (bytes / geometry.segment).clamp(geometry.reserve * 3, u64::from(u32::MAX) - 1)
-        });
+        let limit = options
+            .limit
+            .map(|bytes| (bytes / geometry.segment).clamp(geometry.reserve * 3, u64::from(u32::MAX) - 1));
+        data_files.geometry = limit.map_or(geometry, |segments| geometry.with_limit(segments));
+        let limit = limit.unwrap_or(u64::from(u32::MAX));
         let first = tree.publish(seq);
         let memory = Arc::clone(&options.memory);
         let mut writer =
             SpaceWriter::new(dir.to_path_buf(), tree, data_files, limit, head.incarnation, seq, mark, memory);
+        writer.merges_extents = options.merge_extents;
         writer.count_live()?;
         writer.log.last_seq = seq;
         writer.log.bytes = log_segments.iter().map(|log_segment| log_segment.end - DATA_START).sum();
@@ -168,7 +177,7 @@ impl SpaceRecovery<'_> {
             is_closed: false,
             last_activity: (u64::MAX, Duration::ZERO),
         };
-        Ok(SharedSpace::new(disk, options, writer, first, maintenance, healed))
+        Ok(SharedSpace::new(disk, options, writer, first, maintenance, checkpoints, healed))
     }
 }
 
@@ -195,25 +204,43 @@ impl SpaceRecovery<'_> {
     /// the newest and after it, and no longer names the damaged one. Returns the checkpoint's size
     /// and the damage.
     fn load_checkpoint(&mut self) -> Result<(u64, Option<Error>)> {
-        let damage = match self.load_image(self.head.newest.checkpoint) {
-            Ok((seq, bytes)) if seq == self.head.newest.seq => return Ok((bytes, None)),
-            Ok((seq, _)) => {
-                let path = self.dir.join(format::checkpoint_name(self.head.newest.checkpoint));
-                Error::corrupt(&path, 0, "image", Damage::bad_field("operation", self.head.newest.seq, seq))
-            }
+        let damage = match self.load_named(&self.head.newest.clone()) {
+            Ok(bytes) => return Ok((bytes, None)),
             Err(error) if error.is_corrupt() => error,
             Err(error) => return Err(error),
         };
-        (self.tree, self.seq, self.mark) = (ShiftTree::new(Extent::HOLE), 0, 0);
+        self.reset_index();
         let older = std::mem::take(&mut self.head.older);
-        let Ok((_, bytes)) = self.load_image(older.checkpoint) else { return Err(damage) };
+        let Ok(bytes) = self.load_named(&older) else { return Err(damage) };
         let newest = std::mem::replace(&mut self.head.newest, older);
         self.head.newest.logs.extend(newest.logs);
         Ok((bytes, Some(damage)))
     }
 
-    /// Loads the checkpoint with this number, or nothing if it is 0. Returns its last operation and
-    /// its size.
+    /// Loads the checkpoint of a recovery point. Returns its size.
+    fn load_named(&mut self, named: &RecoveryPoint) -> Result<u64> {
+        let (bytes, nodes) = self.load_image(named.checkpoint)?;
+        let facts = [("operation", named.seq, self.seq), ("node file", named.nodes, nodes)];
+        match facts.into_iter().find(|(_, expected, got)| expected != got) {
+            None => Ok(bytes),
+            Some((field, expected, got)) => {
+                let path = self.dir.join(format::checkpoint_name(named.checkpoint));
+                Err(Error::corrupt(&path, 0, "image", Damage::bad_field(field, expected, got)))
+            }
+        }
+    }
+
+    /// Returns to the state without a checkpoint.
+    pub(crate) fn reset_index(&mut self) {
+        (self.tree, self.seq, self.mark) = (ShiftTree::new(Extent::HOLE), 0, 0);
+        self.checkpoints = CheckpointState::default();
+        let data_files = self.data_files.files.iter().flatten();
+        let serials = data_files.flat_map(|data_file| &data_file.serials);
+        serials.for_each(|serial| serial.store(0, Ordering::Relaxed));
+    }
+
+    /// Loads the checkpoint with this number, or nothing if it is 0. Returns its size and the
+    /// number of its node file, 0 if it has none.
     pub(crate) fn load_image(&mut self, number: u64) -> Result<(u64, u64)> {
         if number == 0 {
             return Ok((0, 0));
@@ -221,14 +248,20 @@ impl SpaceRecovery<'_> {
         let path = self.dir.join(format::checkpoint_name(number));
         let mut image = ImageReader::open(self.disk, path, self.head.space, KeyspaceId(0), number, |_| None)?;
         let mut tree = ShiftTree::new(Extent::HOLE);
-        let summary =
+        let (summary, root) =
             format::read_checkpoint(&mut image, |len, extent| tree.insert(tree.len(), len, extent))?;
-        let bytes = image.finish()?;
+        let (mut bytes, mut serials) = (image.finish()?, summary.serials);
+        if let Some(root) = &root {
+            let sizes = (summary.entries, self.data_files.geometry.node_block);
+            let loaded = CheckpointState::load(self.disk, self.dir, self.head.space, root, sizes)?;
+            (tree, self.checkpoints, serials) = (loaded.tree, loaded.state, loaded.serials);
+            bytes += loaded.bytes;
+        }
         (self.tree, self.seq, self.mark) = (tree, summary.seq, summary.mark);
-        for (segment, serial) in summary.serials {
+        for (segment, serial) in serials {
             self.data_files.set_serial(segment, serial);
         }
-        Ok((self.seq, bytes))
+        Ok((bytes, root.map_or(0, |root| root.file)))
     }
 
     fn open_logs(&self, open_mode: OpenMode) -> Result<Vec<LogSegment>> {
@@ -253,6 +286,22 @@ mod tests {
     use sheaf_sim::SimDisk;
 
     use super::*;
+
+    /// A limit has a documented lower bound. The reserve of a large limit is that of the paper.
+    #[test]
+    fn an_opened_space_has_the_reserve_of_its_limit() {
+        for (limit, segments, reserve) in
+            [(Some(0), 24, 8), (Some(64 << 30), 16_384, 64), (None, u64::from(u32::MAX), 8)]
+        {
+            let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
+            make_dir(&*disk, Path::new("/space")).unwrap();
+            let space = open(disk, Path::new("/space"), SpaceOptions { limit, ..SpaceOptions::default() });
+            let space = space.unwrap();
+            let w = space.writer.lock();
+            assert_eq!((w.allocator.limit, space.geometry.reserve), (segments, reserve));
+            assert_eq!(w.capacity(), (segments - reserve) * (4 << 20) / 32 * 30);
+        }
+    }
 
     #[test]
     fn every_address_belongs_to_a_possible_area() {

@@ -33,8 +33,8 @@ use sheaf_log::segment::{DATA_START, Segment, SegmentScan, number_of};
 use sheaf_log::types::{LogId, SegmentId, StoreId};
 use sheaf_platform::disk::{Disk, OpenMode};
 use sheaf_platform::error::{Error, IoContext, IoOp, Result};
-use sheaf_platform::sync::atomic::Ordering;
 
+use crate::checkpoint::CheckpointState;
 use crate::extent::Extent;
 use crate::format::{
     LOG_DIR, LogSegmentRef, RecoveryPoint, SpaceHead, TREE_DIR, checkpoint_name, checkpoint_number,
@@ -70,7 +70,8 @@ pub(crate) fn open(
     let files = open_data_files(&*reading, dir, OpenMode::Read, &geometry)?;
     let data_files = DataFiles { space: head.space, geometry, dir: dir.join(DATA_DIR), files };
     let tree = ShiftTree::new(Extent::HOLE);
-    let mut r = SpaceRecovery { disk: &*reading, dir, head, data_files, tree, seq: 0, mark: 0 };
+    let checkpoints = CheckpointState::default();
+    let mut r = SpaceRecovery { disk: &*reading, dir, head, data_files, tree, seq: 0, mark: 0, checkpoints };
     let mut log_segments = r.open_all_logs(skipped)?;
     let bytes = r.load_newest_readable(&log_segments, skipped)?;
     let replayed = r.durable_seq(&log_segments).and_then(|known| r.replay(&mut log_segments, known));
@@ -136,21 +137,17 @@ impl SpaceRecovery<'_> {
         let mut damage = None;
         for number in found {
             match self.load_image(number) {
-                Ok((seq, _))
+                Ok(_)
                     if log_segments.iter().any(|log_segment| {
-                        log_segment.entry.id.0 > number && first_seq(log_segment) <= seq
+                        log_segment.entry.id.0 > number && first_seq(log_segment) <= self.seq
                     }) =>
                 {
-                    self.tree = ShiftTree::new(Extent::HOLE);
-                    (self.seq, self.mark) = (0, 0);
-                    let data_files = self.data_files.files.iter().flatten();
-                    data_files
-                        .flat_map(|data_file| &data_file.serials)
-                        .for_each(|serial| serial.store(0, Ordering::Relaxed));
+                    self.reset_index();
                 }
-                Ok((seq, bytes)) => {
+                Ok((bytes, nodes)) => {
                     damage.into_iter().for_each(skipped);
-                    (self.head.newest.checkpoint, self.head.newest.seq) = (number, seq);
+                    let newest = &mut self.head.newest;
+                    (newest.checkpoint, newest.nodes, newest.seq) = (number, nodes, self.seq);
                     self.head.older = RecoveryPoint::default();
                     return Ok(bytes);
                 }

@@ -11,13 +11,16 @@ use sheaf_log::segment::{ScanEnd, SegmentScan, find_watermark};
 use sheaf_log::types::Seq;
 use sheaf_platform::error::{Damage, Error, Result};
 
-use crate::extent::Extent;
+use crate::extent::{Extent, entry_continued_by, push_extent};
 use crate::format::{self, IndexRecord, LOG_DIR};
 use crate::recovery::{LogSegment, SpaceRecovery};
 use crate::tree::MAX_LEN;
 
 /// Maximum distance above the read operations at which a durable mark is plausible.
 const MAX_SEQ_AHEAD: u64 = 1 << 40;
+
+/// Operations after which replay frees superseded nodes of a loaded checkpoint.
+const REPLAY_PUBLISH_OPS: u64 = 16 << 10;
 
 impl SpaceRecovery<'_> {
     /// Returns the highest operation that is known to be durable.
@@ -67,7 +70,7 @@ impl SpaceRecovery<'_> {
                     let records = format::decode(scanned.frame.payload()).map_err(damaged)?;
                     if header.seq.0 > known {
                         let Some(extents) = self.verified_extents(&records)? else { break 'logs };
-                        checked.extend(extents);
+                        extents.into_iter().for_each(|(len, extent)| push_extent(&mut checked, len, extent));
                     } else {
                         records.iter().for_each(|record| self.apply_open(record));
                     }
@@ -75,6 +78,10 @@ impl SpaceRecovery<'_> {
                         self.apply(record).map_err(damaged)?;
                     }
                     self.seq += 1;
+                    if self.seq.is_multiple_of(REPLAY_PUBLISH_OPS) && self.tree.versions() > 0 {
+                        // Frees the copies of loaded nodes that were changed.
+                        drop(self.tree.publish(self.seq));
+                    }
                 }
                 log_segment.end = scanned.offset + scanned.frame.span();
             }
@@ -148,6 +155,14 @@ impl SpaceRecovery<'_> {
         Ok(())
     }
 
+    /// Inserts an extent, or extends the entry before it, as the writer did.
+    fn insert(&mut self, at: u64, len: u64, extent: Extent) {
+        match entry_continued_by(&self.tree, at, extent) {
+            Some(_) => self.tree.extend(at, len),
+            None => self.tree.insert(at, len, extent),
+        }
+    }
+
     /// Applies a record if it is possible.
     ///
     /// # Errors
@@ -167,7 +182,7 @@ impl SpaceRecovery<'_> {
                 check(*at, length(run), MAX_LEN.saturating_sub(len))?;
                 let mut at = *at;
                 for (len, extent) in run {
-                    self.tree.insert(at, *len, *extent);
+                    self.insert(at, *len, *extent);
                     at += len;
                 }
             }
@@ -175,7 +190,12 @@ impl SpaceRecovery<'_> {
                 check(*at, length(run), len.saturating_sub(*at))?;
                 let mut at = *at;
                 for (len, extent) in run {
-                    self.tree.remap(at, *len, *extent, |_, _| {});
+                    if entry_continued_by(&self.tree, at, *extent).is_some() {
+                        self.tree.collapse(at, *len, |_, _| {});
+                        self.insert(at, *len, *extent);
+                    } else {
+                        self.tree.remap(at, *len, *extent, |_, _| {});
+                    }
                     at += len;
                 }
             }

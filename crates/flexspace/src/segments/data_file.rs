@@ -35,7 +35,7 @@ use sheaf_platform::memory::{page_size, prefetch, prefetch_block};
 
 use crate::extent::{BLOCK_HEADER, BLOCK_HEADER_BYTES, Extent, SegmentSeed, footprint};
 use crate::options::SpaceGeometry;
-use crate::segments::buffer::SegmentBuffer;
+use crate::segments::buffer::{BufferedBytes, SegmentBuffer};
 use crate::tree::TreeEntry;
 
 /// Directory of the data files.
@@ -517,9 +517,17 @@ impl DataFiles {
         }
         let slot = &data_file.slots[(segment % g.segments_per_file) as usize];
         let buffer = slot.get();
-        let buffered = buffer.as_ref().and_then(|guard| guard.as_ref()?.written_from(within));
-        if let Some(bytes) = buffered {
-            return with(verify_block(bytes, most, within, seed).map_err(damaged)?, &data_file.path, offset);
+        match buffer.as_ref().and_then(|guard| guard.as_ref()?.block_from(within)) {
+            Some(BufferedBytes::Blocks(bytes)) => {
+                let body = verify_block(bytes, most, within, seed).map_err(damaged)?;
+                return with(body, &data_file.path, offset);
+            }
+            // The block has no checksum yet.
+            Some(BufferedBytes::Body(bytes)) => {
+                let body = &bytes[..bytes.len().min(most - BLOCK_HEADER_BYTES)];
+                return with(body, &data_file.path, offset);
+            }
+            None => {}
         }
         let Some(bytes) = mapped_block(data_file, offset, slot.stable_end().saturating_sub(within), most)
         else {

@@ -10,13 +10,25 @@ use std::sync::Arc;
 
 use sheaf_platform::error::{IoContext, IoOp, Result};
 
-use crate::extent::{Extent, SegmentSeed, footprint, max_len_in};
+use crate::extent::{Extent, SegmentSeed, entry_continued_by, footprint, max_len_in};
 use crate::format::ExtentRun;
 use crate::options::SpaceGeometry;
 use crate::segments::buffer::{BufferWriter, SegmentBuffer};
-use crate::segments::segment_allocator::{MAX_BUFFERS, OpenSegment, UnflushedBuffer};
+use crate::segments::segment_allocator::{LastChunk, MAX_BUFFERS, OpenSegment, UnflushedBuffer};
 use crate::shared::SharedSpace;
+use crate::tree::TreeItem;
 use crate::write::writer::{SegmentState, SpaceWriter, WriteClass};
+
+/// Location of the byte before a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlaceBefore {
+    /// Written by the same operation, as its last byte so far.
+    LastWritten,
+    /// As in the tree: the operation has not changed it.
+    InTree,
+    /// Possibly changed by the operation.
+    Unknown,
+}
 
 /// Buffer of an open segment, borrowed to be filled without the writer's lock.
 #[derive(Debug)]
@@ -58,7 +70,7 @@ impl SpaceWriter {
         self.seal_open_segment(class);
         let segment = self.take_free_segment(class)?;
         self.allocator.open_segments[class as usize] =
-            Some(OpenSegment { segment, end: 0, buffer_writer: None, is_lent: false });
+            Some(OpenSegment { segment, end: 0, last_chunk: None, buffer_writer: None, is_lent: false });
         Ok(())
     }
 
@@ -73,7 +85,59 @@ impl SpaceWriter {
         }
     }
 
-    /// Writes `bytes` into segments, in extents of at most the maximum length.
+    /// Returns the extent behind the last bytes of the last chunk of users, if that chunk can grow
+    /// by `more` bytes as a whole. A block that was flushed cannot grow.
+    fn growing_extent(&self, more: u64) -> Option<Extent> {
+        let g = &self.data_files.geometry;
+        let cursor = self.allocator.open_segments[WriteClass::User as usize].as_ref()?;
+        let (chunk, buffer_writer) = (cursor.last_chunk?, cursor.buffer_writer.as_ref()?);
+        let can_grow = buffer_writer.has_open_block() || chunk.len.is_multiple_of(g.checksum_block);
+        let len = chunk.len + more;
+        let fits = len <= g.max_extent && chunk.at + footprint(len, g.checksum_block) <= g.segment;
+        let start = Extent::new(u64::from(cursor.segment) * g.segment + chunk.at);
+        (can_grow && fits).then(|| start.suffix(chunk.len))
+    }
+
+    /// Writes `bytes` of a user for position `at`. They extend the last chunk as a whole if the
+    /// byte before `at` is the last one of that chunk. Otherwise they begin a chunk.
+    pub(crate) fn write_user_bytes(
+        &mut self,
+        at: u64,
+        bytes: &[u8],
+        place: PlaceBefore,
+    ) -> Result<ExtentRun> {
+        let more = bytes.len() as u64;
+        if let Some(extent) = self.growing_extent(more) {
+            let is_behind = match place {
+                PlaceBefore::LastWritten => true,
+                PlaceBefore::InTree => entry_continued_by(&self.tree, at, extent).is_some(),
+                PlaceBefore::Unknown => false,
+            };
+            if is_behind {
+                self.extend_last_chunk(bytes);
+                return Ok(vec![(more, extent)]);
+            }
+        }
+        self.write_extents(WriteClass::User, bytes)
+    }
+
+    /// Extends the last chunk. [`SpaceWriter::growing_extent`] has checked that it can grow.
+    fn extend_last_chunk(&mut self, bytes: &[u8]) {
+        let g = self.data_files.geometry;
+        let cursor = self.allocator.open_segments[WriteClass::User as usize].as_mut();
+        let Some(OpenSegment { last_chunk: Some(chunk), buffer_writer: Some(buffer_writer), end, .. }) =
+            cursor
+        else {
+            unreachable!("only a chunk in a buffer can grow")
+        };
+        buffer_writer.append_blocks(bytes, usize::try_from(g.checksum_block).unwrap_or(0));
+        chunk.len += bytes.len() as u64;
+        let now = chunk.at + footprint(chunk.len, g.checksum_block);
+        self.unsynced_bytes += now - *end;
+        *end = now;
+    }
+
+    /// Writes `bytes` into segments, in new chunks of at most the maximum length.
     pub(crate) fn write_extents(&mut self, class: WriteClass, mut bytes: &[u8]) -> Result<ExtentRun> {
         let g = self.data_files.geometry;
         let mut run = ExtentRun::new();
@@ -104,9 +168,16 @@ impl SpaceWriter {
         let (segment, at) = (cursor.segment, cursor.end);
         let position = self.data_files.segment_position(segment).expect("an open segment has a file");
         cursor.end += len;
+        let can_grow = class == WriteClass::User && self.merges_extents;
+        cursor.last_chunk = can_grow.then_some(LastChunk { at, len: bytes.len() as u64 });
         match &mut cursor.buffer_writer {
             Some(buffer_writer) => {
-                buffer_writer.append(size, |out| position.seed.encode(at, bytes, piece, out))
+                // The chunk before ends here, padded.
+                buffer_writer.seal();
+                buffer_writer.append_blocks(bytes, piece);
+                if !can_grow {
+                    buffer_writer.seal();
+                }
             }
             None => {
                 let out = &mut self.allocator.scratch;
@@ -175,11 +246,8 @@ impl SpaceWriter {
             return;
         }
         let len = usize::try_from(g.segment).unwrap_or(usize::MAX);
-        let (Some(buffer_writer), Some(position)) =
-            (self.allocator.take_buffer_writer(len, end), self.data_files.segment_position(segment))
-        else {
-            return;
-        };
+        let Some(position) = self.data_files.segment_position(segment) else { return };
+        let Some(buffer_writer) = self.allocator.take_buffer_writer(len, end, position.seed) else { return };
         let slot = &position.data_file.slots[(segment % g.segments_per_file) as usize];
         assert!(slot.stable_end() <= end, "data_file (I4): stable bytes are not written again");
         slot.set(buffer_writer.buffer());

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::Memory;
 
+use crate::extent::SegmentSeed;
 use crate::format::IndexRecord;
 use crate::maintenance::space_bound::BOUNDED_FREE_SEGMENTS;
 use crate::segments::buffer::{BufferWriter, SegmentBuffer};
@@ -45,9 +46,20 @@ pub(crate) struct OpenSegment {
     pub(crate) segment: u32,
     /// Bytes used from the start of the segment.
     pub(crate) end: u64,
+    /// Last chunk, if it was written for users and may grow.
+    pub(crate) last_chunk: Option<LastChunk>,
     pub(crate) buffer_writer: Option<BufferWriter>,
     /// Garbage collection has borrowed the buffer.
     pub(crate) is_lent: bool,
+}
+
+/// The chunk that ends where the used part of an open segment ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastChunk {
+    /// Offset in the segment.
+    pub(crate) at: u64,
+    /// Bytes of its blocks, without headers.
+    pub(crate) len: u64,
 }
 
 /// A buffer with bytes for the kernel.
@@ -135,7 +147,12 @@ impl SegmentAllocator {
     }
 
     /// Returns a buffer for a segment's bytes from `from` on, if one may be used.
-    pub(crate) fn take_buffer_writer(&mut self, len: usize, from: u64) -> Option<BufferWriter> {
+    pub(crate) fn take_buffer_writer(
+        &mut self,
+        len: usize,
+        from: u64,
+        seed: SegmentSeed,
+    ) -> Option<BufferWriter> {
         if self.unflushed.len() >= MAX_BUFFERS {
             return None;
         }
@@ -145,11 +162,11 @@ impl SegmentAllocator {
             return None;
         }
         while let Some(idle) = self.idle_buffers.pop() {
-            if let Some(buffer_writer) = BufferWriter::reuse(idle, from) {
+            if let Some(buffer_writer) = BufferWriter::reuse(idle, from, seed) {
                 return Some(buffer_writer);
             }
         }
-        Some(BufferWriter::new(len, from, &self.memory))
+        Some(BufferWriter::new(len, from, seed, &self.memory))
     }
 
     /// Returns true if garbage collection must flush before it uses another buffer.
@@ -177,6 +194,12 @@ impl SegmentAllocator {
             out.data_file.slots[slot].clear();
             self.idle_buffers.push(out.buffer);
         }
+    }
+
+    /// Seals the open blocks, so that the buffers can be flushed.
+    pub(crate) fn seal_blocks(&mut self) {
+        let cursors = self.open_segments.iter_mut().flatten();
+        cursors.filter_map(|cursor| cursor.buffer_writer.as_mut()).for_each(BufferWriter::seal);
     }
 
     /// Detaches the buffers of the open segments, so that the next flush releases them. Later

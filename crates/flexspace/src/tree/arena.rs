@@ -56,6 +56,12 @@ fn node_position(id: u32) -> (usize, usize) {
     ((id >> INDEX_BITS) as usize, (id & ((1 << INDEX_BITS) - 1)) as usize)
 }
 
+/// Returns the number of nodes that an arena allocates before `id`.
+pub(super) fn dense_index(id: u32) -> usize {
+    let (chunk, index) = node_position(id);
+    ((FIRST_CHUNK_NODES as usize) << chunk) - FIRST_CHUNK_NODES as usize + index
+}
+
 /// Returns the number after `id`.
 fn successor(id: u32) -> u32 {
     let (chunk, index) = node_position(id);

@@ -119,7 +119,7 @@ impl<T: TreeItem> ShiftTree<T> {
         if height == 1 { self.leaf(id).count } else { self.inner(id).count }
     }
 
-    fn first_pivot(&self, id: u32, height: usize) -> T::Pivot {
+    pub(super) fn first_pivot(&self, id: u32, height: usize) -> T::Pivot {
         if height == 1 { self.leaf(id).items[0].pivot() } else { self.inner(id).pivots[0] }
     }
 }
@@ -273,6 +273,18 @@ impl<T: TreeItem> ShiftTree<T> {
         }
         if entries < 0 {
             self.merge_sparse(place);
+        }
+    }
+
+    /// Extends the entry whose last byte is at `place`, and shifts everything behind it.
+    pub(super) fn extend_entry(&mut self, place: &LeafPath, len: u64) {
+        let leaf = self.leaf_mut(place.leaf);
+        let slot = search(&leaf.starts, place.at);
+        let is_last_byte = leaf.end(slot, place.leaf_len) == place.at + 1;
+        assert!(is_last_byte, "node (I2): an extended entry ends at the position");
+        leaf.shift_after(slot, len);
+        for step in place.steps() {
+            self.inner_mut(step.node).shift_after(step.slot, len);
         }
     }
 

@@ -30,11 +30,13 @@
 //! The files of this folder refer to them as (tree I3) and so on.
 
 mod arena;
+mod builder;
 mod change;
 mod node;
 mod range;
 mod root;
 mod snapshot;
+mod snapshot_node;
 mod versions;
 
 use std::collections::VecDeque;
@@ -42,11 +44,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use arena::NodeArena;
+pub(crate) use builder::TreeBuilder;
+pub(crate) use node::CAPACITY;
 use node::{InnerNode, LeafNode};
 pub use range::TreeRange;
 use root::{TreeRoot, impl_totals};
 use snapshot::NodeSlabs;
 pub use snapshot::TreeSnapshot;
+pub(crate) use snapshot_node::SnapshotNode;
 use versions::TreeVersion;
 
 /// Maximum length of an address space. The sum of two lengths never overflows.
@@ -183,6 +188,21 @@ impl<T: TreeItem> ShiftTree<T> {
         self.root.len += u64::from(is_new) * len;
         self.root.entries += u64::from(is_new);
         is_new
+    }
+
+    /// Inserts `len` bytes at `at` into the entry that ends there. The bytes from `at` on move by
+    /// `len`. At the end of the address space this changes no node.
+    ///
+    /// # Panics
+    ///
+    /// Panics if no entry ends at `at`, `len` is 0, or the result is longer than [`MAX_LEN`].
+    pub fn extend(&mut self, at: u64, len: u64) {
+        assert!(0 < at && at <= self.root.len && len > 0 && len <= MAX_LEN - self.root.len);
+        if at < self.root.len {
+            let place = self.descend(at - 1);
+            self.extend_entry(&place, len);
+        }
+        self.root.len += len;
     }
 
     /// Removes `len` bytes at `at`. The bytes behind them move to `at`. Calls the closure with

@@ -23,7 +23,7 @@
 use super::TreeItem;
 
 /// Maximum entries of a node: eight cache lines of eight starts.
-pub(super) const CAPACITY: usize = 64;
+pub(crate) const CAPACITY: usize = 64;
 /// A descent relieves nodes with at least this many entries, because one change adds up to two: by
 /// a split, ...
 pub(super) const SPLIT_COUNT: usize = CAPACITY - 2;
@@ -206,6 +206,11 @@ impl<T: TreeItem> LeafNode<T> {
         if let Some((_, item)) = new {
             patch.push_joined(at, item, self.entry_before(from));
         }
+    }
+
+    /// Moves all entries behind entry `slot` by `len`.
+    pub(super) fn shift_after(&mut self, slot: usize, len: u64) {
+        shift(&mut self.starts, slot + 1, self.count, len);
     }
 
     /// Moves the entries from `mid` on into a new leaf, which is rebased. Returns the leaf and its

@@ -70,7 +70,7 @@ impl<T: TreeItem> TreeSnapshot<T> {
     }
 
     #[inline]
-    fn leaf(&self, id: u32) -> &LeafNode<T> {
+    pub(super) fn leaf(&self, id: u32) -> &LeafNode<T> {
         // SAFETY:
         // * `id` comes from this state's own nodes (tree I3). The state is published, or borrowed
         //   from the tree while the writer is excluded. Its nodes are therefore not written (tree
@@ -79,7 +79,7 @@ impl<T: TreeItem> TreeSnapshot<T> {
     }
 
     #[inline]
-    fn inner(&self, id: u32) -> &InnerNode<T::Pivot> {
+    pub(super) fn inner(&self, id: u32) -> &InnerNode<T::Pivot> {
         // SAFETY:
         // * As for `leaf`.
         unsafe { self.slabs.inner(id) }

@@ -53,13 +53,19 @@ impl SpaceWriter {
     /// Returns everything that is not in the kernel. Includes buffers without pending bytes, so
     /// that the flush can release them.
     pub(crate) fn pending_writes(&mut self) -> FlushPlan {
-        let part = |out: &UnflushedBuffer| FlushPart {
-            segment: out.segment,
-            data_file: Arc::clone(&out.data_file),
-            start: out.start,
-            buffer: Arc::clone(&out.buffer),
-            from: out.flushed,
-            to: out.buffer.filled(),
+        // Otherwise a later write would change a block that the kernel has, or that was synced.
+        self.allocator.seal_blocks();
+        let part = |out: &UnflushedBuffer| {
+            let is_sealed = !out.buffer.has_open_block();
+            assert!(is_sealed, "buffer (I1): the kernel gets sealed blocks only");
+            FlushPart {
+                segment: out.segment,
+                data_file: Arc::clone(&out.data_file),
+                start: out.start,
+                buffer: Arc::clone(&out.buffer),
+                from: out.flushed,
+                to: out.buffer.filled(),
+            }
         };
         FlushPlan {
             data: self.allocator.unflushed.iter().map(part).collect(),

@@ -28,13 +28,14 @@ use std::time::Duration;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::Memory;
 
-use crate::extent::{Extent, footprint};
+use crate::extent::{Extent, entry_continued_by, footprint};
 use crate::format::{self, IndexRecord};
 use crate::maintenance::pinned::PinnedSegments;
 use crate::segments::data_file::DataFiles;
 use crate::segments::segment_allocator::SegmentAllocator;
 use crate::tree::{MAX_LEN, ShiftTree, TreeEntry, TreeItem};
 use crate::write::log::SpaceLog;
+use crate::write::written_ops::WrittenOps;
 
 /// Purpose of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +116,8 @@ pub(crate) struct SpaceWriter {
     pub(crate) last_idle_pass: Option<(u64, Option<u64>)>,
     /// Data bytes written since the last sync.
     pub(crate) unsynced_bytes: u64,
+    /// Bytes that continue the last chunk extend it.
+    pub(crate) merges_extents: bool,
 }
 
 /// Adjusts the range `from..to` after `cut` bytes at `at` were replaced by `new` bytes. It still
@@ -196,6 +199,7 @@ impl SpaceWriter {
             gc_range: None,
             last_idle_pass: None,
             unsynced_bytes: 0,
+            merges_extents: false,
         }
     }
 
@@ -284,45 +288,44 @@ impl SpaceWriter {
     /// Writes the data of the operations. Returns their records.
     pub(crate) fn write(&mut self, ops: &[SpaceOp<'_>]) -> Result<Vec<IndexRecord>> {
         let mut len = self.tree.len();
-        let mut records = Vec::with_capacity(ops.len());
+        let mut written = WrittenOps::new(ops.len());
         for op in ops {
             match *op {
                 SpaceOp::Insert { at, bytes } if !bytes.is_empty() => {
-                    records
-                        .push(IndexRecord::Insert { at, run: self.write_extents(WriteClass::User, bytes)? });
+                    let run = self.write_user_bytes(at, bytes, written.place_before(at))?;
+                    written.insert(at, run);
                     len += bytes.len() as u64;
                 }
                 SpaceOp::InsertHole { at, len: more } if more > 0 => {
-                    records.push(IndexRecord::Insert { at, run: vec![(more, Extent::HOLE)] });
+                    written.insert_hole(at, more);
                     len += more;
                 }
                 SpaceOp::Write { at, bytes } if !bytes.is_empty() => {
                     if at > len {
-                        records.push(IndexRecord::Insert { at: len, run: vec![(at - len, Extent::HOLE)] });
+                        written.insert_hole(len, at - len);
                         len = at;
                     }
                     let over = usize::try_from(len - at).map_or(bytes.len(), |n| n.min(bytes.len()));
-                    for (part, is_new) in [(&bytes[..over], false), (&bytes[over..], true)] {
-                        if part.is_empty() {
-                            continue;
-                        }
-                        let run = self.write_extents(WriteClass::User, part)?;
-                        records.push(match is_new {
-                            true => IndexRecord::Insert { at: len, run },
-                            false => IndexRecord::Remap { at, run },
-                        });
+                    let (old, new) = bytes.split_at(over);
+                    if !old.is_empty() {
+                        let run = self.write_user_bytes(at, old, written.place_before(at))?;
+                        written.remap(at, run);
+                    }
+                    if !new.is_empty() {
+                        let run = self.write_user_bytes(len, new, written.place_before(len))?;
+                        written.insert(len, run);
                     }
                     len = len.max(at + bytes.len() as u64);
                 }
                 SpaceOp::Collapse { at, len: less } if less > 0 => {
-                    records.push(IndexRecord::Collapse { at, len: less });
+                    written.collapse(at, less);
                     len -= less;
                 }
-                SpaceOp::Mark(mark) => records.push(IndexRecord::Mark(mark)),
+                SpaceOp::Mark(mark) => written.records.push(IndexRecord::Mark(mark)),
                 _ => {}
             }
         }
-        Ok(records)
+        Ok(written.records)
     }
 
     /// Logs records as one operation.
@@ -349,9 +352,7 @@ impl SpaceWriter {
                     let mut to = *at;
                     for (len, extent) in run {
                         self.account_split(to, to + len);
-                        self.account(*len, *extent, 1);
-                        let (tree, mut books) = self.tree_and_accounting();
-                        tree.remap(to, *len, *extent, |len, old| books.adjust(len, old, -1));
+                        self.remap(to, *len, *extent);
                         to += len;
                     }
                 }
@@ -360,7 +361,9 @@ impl SpaceWriter {
                     self.gc_range = self.gc_range.map(|range| shift_range(range, *at, *len, 0));
                     // A removal and the insertion that replaces it are one change of the tree.
                     let is_new = |next: &&IndexRecord| match next {
-                        IndexRecord::Insert { at: to, run } => to == at && !run.is_empty(),
+                        IndexRecord::Insert { at: to, run } => {
+                            to == at && run.first().is_some_and(|(_, extent)| extent.skip() == 0)
+                        }
                         _ => false,
                     };
                     let coming = match records.next_if(is_new) {
@@ -388,11 +391,40 @@ impl SpaceWriter {
     fn insert(&mut self, at: u64, run: &[(u64, Extent)]) {
         let mut to = at;
         for (len, extent) in run {
-            self.tree.insert(to, *len, *extent);
-            self.account(*len, *extent, 1);
+            match entry_continued_by(&self.tree, to, *extent) {
+                Some(before) => self.extend(before, *len),
+                None => {
+                    self.tree.insert(to, *len, *extent);
+                    self.account(*len, *extent, 1);
+                }
+            }
             to += len;
         }
         self.gc_range = self.gc_range.map(|range| shift_range(range, at, 0, to - at));
+    }
+
+    /// Extends an entry by `len` bytes, which move the bytes behind it.
+    fn extend(&mut self, entry: TreeEntry<Extent>, len: u64) {
+        self.tree.extend(entry.start + entry.len, len);
+        self.account(entry.len + len, entry.item, 1);
+        self.account(entry.len, entry.item, -1);
+    }
+
+    /// Maps a range to an extent, which extends the entry before the range if it continues it.
+    fn remap(&mut self, at: u64, len: u64, extent: Extent) {
+        let before = entry_continued_by(&self.tree, at, extent);
+        let (tree, mut books) = self.tree_and_accounting();
+        let mut gone = |len, old| books.adjust(len, old, -1);
+        match before {
+            Some(entry) => {
+                tree.collapse(at, len, &mut gone);
+                self.extend(entry, len);
+            }
+            None => {
+                tree.remap(at, len, extent, &mut gone);
+                self.account(len, extent, 1);
+            }
+        }
     }
 
     /// Accounts for the split of extents at `from` and `to`: the parts may have a larger footprint.

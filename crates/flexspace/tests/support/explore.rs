@@ -39,8 +39,14 @@ pub(crate) struct Totals {
     pub(crate) recovery_images: usize,
 }
 
-/// Runs the steps on a disk that is forked after each operation. Returns the states and the forks.
-fn record(steps: &[WorkloadStep], is_paranoid: bool, bug: SeededBug) -> (Vec<Vec<u8>>, Vec<CrashPoint>) {
+/// Runs the steps on a disk that is forked after each operation of the steps from number `from` on.
+/// Returns the states and the forks.
+fn record(
+    steps: &[WorkloadStep],
+    from: usize,
+    is_paranoid: bool,
+    bug: SeededBug,
+) -> (Vec<Vec<u8>>, Vec<CrashPoint>) {
     let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
     let marks = Arc::new(Mutex::new(ProgressMarks { durable: 0, issued: 0 }));
     let watch = |disk: &SimDisk| {
@@ -53,10 +59,15 @@ fn record(steps: &[WorkloadStep], is_paranoid: bool, bug: SeededBug) -> (Vec<Vec
     };
     let lying = |disk: &SimDisk| -> Arc<dyn Disk> { Arc::new(BuggyDisk::new(disk.clone(), bug)) };
     let mut disk = SimDisk::new();
-    watch(&disk);
+    if from == 0 {
+        watch(&disk);
+    }
     let mut space = open(lying(&disk)).expect("a new space");
     let mut states = vec![Vec::new()];
-    for step in steps {
+    for (number, step) in steps.iter().enumerate() {
+        if number == from && from > 0 {
+            watch(&disk);
+        }
         let mut state = states.last().expect("never empty").clone();
         let step = step.clamp_to(state.len() as u64);
         step.apply(&mut state);
@@ -167,7 +178,20 @@ pub(crate) fn explore(
         // power cut.
         steps.retain(|step| !matches!(step, WorkloadStep::Kill));
     }
-    let (states, points) = record(&steps, is_paranoid, bug);
+    explore_steps((seed, &steps), 0, is_paranoid, bug, totals)
+}
+
+/// Explores crashes after each disk operation of the steps from number `from` on. The first
+/// operations of a long preparation are left out.
+pub(crate) fn explore_steps(
+    (seed, steps): (u64, &[WorkloadStep]),
+    from: usize,
+    is_paranoid: bool,
+    bug: SeededBug,
+    totals: &mut Totals,
+) -> Result<(), String> {
+    let (states, points) = record(steps, from, is_paranoid, bug);
+    let count = steps.len();
     let mut seen = HashSet::new();
     for (number, point) in points.iter().enumerate() {
         totals.points += 1;

@@ -51,10 +51,11 @@ pub(crate) enum WorkloadStep {
     Kill,
 }
 
-/// Returns a random workload. The content stays below some KiB.
+/// Returns a random workload. The content stays below some KiB. Many steps continue the bytes of
+/// the step before, so that their extents merge.
 pub(crate) fn workload(seed: u64, count: usize) -> Vec<WorkloadStep> {
     let mut random = Random(seed);
-    let mut len = 0u64;
+    let (mut len, mut last_end) = (0u64, 0u64);
     let mut steps = Vec::new();
     for n in 0..count {
         let bytes = |random: &mut Random| {
@@ -62,9 +63,13 @@ pub(crate) fn workload(seed: u64, count: usize) -> Vec<WorkloadStep> {
             let fill = (n as u8).wrapping_mul(31) | 1;
             (0..=random.below(most)).map(|i| fill ^ (i as u8).wrapping_mul(7)).collect::<Vec<u8>>()
         };
-        let at = random.below(len + 1);
+        let mut at = random.below(len + 1);
         let kind = if len > 9000 { 30 + random.below(12) } else { random.below(64) };
+        // Half of the new bytes continue those of the step before.
+        let continues = kind < 28 && last_end <= len && random.below(2) == 0;
+        at = if continues { last_end } else { at };
         let step = match kind {
+            0..=9 if continues => WorkloadStep::Write(at, bytes(&mut random)),
             0..=9 => WorkloadStep::Write(random.below(len + 1 + len / 16), bytes(&mut random)),
             10..=27 => WorkloadStep::Insert(at, bytes(&mut random)),
             28..=29 => WorkloadStep::Hole(at, 1 + random.below(900)),
@@ -82,6 +87,9 @@ pub(crate) fn workload(seed: u64, count: usize) -> Vec<WorkloadStep> {
             _ => WorkloadStep::Kill,
         };
         len = step.len_after(len);
+        if let WorkloadStep::Write(at, bytes) | WorkloadStep::Insert(at, bytes) = &step {
+            last_end = at + bytes.len() as u64;
+        }
         steps.push(step);
     }
     steps

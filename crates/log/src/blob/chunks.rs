@@ -39,6 +39,7 @@ use super::{BlobRef, BlobStats, Blobs, UncommittedBlob};
 use crate::blob_reader::OpenBlob;
 use sheaf_platform::disk::{File, OpenMode, read_up_to_end, set_len_dirty};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
+use sheaf_platform::fork::ForkGuard;
 use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 use sheaf_platform::sync::{Mutex, RwLock, RwLockReadGuard};
 
@@ -65,6 +66,9 @@ pub(super) struct ChunkTable {
     /// Held for reading by each thread that changes a chunk (I4).
     close_lock: RwLock<()>,
     is_closed: AtomicBool,
+    /// In a forked child the slots and files belong to the parent, and a thread that exists only in
+    /// the parent may hold the locks.
+    pub(super) fork: ForkGuard,
 }
 
 #[derive(Debug)]
@@ -92,6 +96,7 @@ impl ChunkTable {
             state: Mutex::new(state),
             close_lock: RwLock::new(()),
             is_closed: AtomicBool::new(false),
+            fork: ForkGuard::new(),
         })
     }
 
@@ -177,7 +182,7 @@ impl SlotPin {
 
 impl Drop for SlotPin {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
+        if let Some(place) = self.place.filter(|_| !self.table.fork.is_child()) {
             self.table.state.lock().slots.unpin(place);
         }
     }

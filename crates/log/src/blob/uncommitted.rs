@@ -1,6 +1,7 @@
 //! # Uncommitted blob: a value that is written before its commit has a number
 //!
-//! Dropping it frees the file or the slot, unless the commit took place.
+//! Dropping it frees the file or the slot, unless the commit took place. A forked child frees
+//! nothing: the value belongs to the parent, which may still commit it.
 
 use std::sync::Arc;
 
@@ -57,7 +58,7 @@ impl UncommittedBlob {
 
 impl Drop for UncommittedBlob {
     fn drop(&mut self) {
-        if !self.is_committed {
+        if !self.is_committed && !self.owner.chunks.fork.is_child() {
             // A file that cannot be removed is an orphan, which the next opening removes.
             let _ = match SlotLocation::from_id(self.blob.id) {
                 Some(place) => self.owner.discard_slot(place),

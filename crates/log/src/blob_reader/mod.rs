@@ -398,10 +398,9 @@ mod tests {
         assert!(BlobChecksums::default().reader(file.clone()).unwrap_err().is_corrupt());
         assert!(file.read(|_| ()).unwrap_err().is_corrupt());
         file.file.set_len(5).unwrap();
-        assert!(matches!(
-            file.read(|_| ()).unwrap_err(),
-            Error::Corrupt { damage: Damage::Truncated { got: 5, .. }, .. }
-        ));
+        let error = file.read(|_| ()).unwrap_err();
+        let Error::Corrupt { damage, .. } = &error else { panic!("{error}") };
+        assert!(matches!(**damage, Damage::Truncated { got: 5, .. }), "{error}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ mod table;
 pub use address::{Address, SLOT_COUNT};
 pub use identity::{SegmentIdentity, file_name, number_of};
 pub use prefetch::PrefetchedEntry;
-pub use read::Frame;
+pub use read::{FIRST_READ, Frame};
 pub use scan::{ScanEnd, ScannedFrame, SegmentScan, find_watermark};
 pub use table::SegmentTable;
 

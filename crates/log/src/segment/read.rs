@@ -14,7 +14,7 @@ use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 /// Number of bytes that the first read of an unmapped frame fetches. Most frames are not longer.
-pub(super) const FIRST_READ: usize = 512;
+pub const FIRST_READ: usize = 512;
 
 /// A decoded frame.
 #[derive(Debug)]
@@ -64,7 +64,19 @@ impl Segment {
     }
 
     /// Like [`Segment::frame`], and returns the checksum of the body as well.
+    #[inline]
     pub(super) fn frame_and_sum(&self, offset: u64, limit: u64) -> Result<(Frame<'_>, u32)> {
+        // Prefetch the cache lines of an entry together: their loads then overlap.
+        self.file.prefetch(offset + LINE, self.lines() - 1);
+        match self.mapped_bytes(limit).and_then(|window| self.mapped_frame(offset, window)) {
+            Some(found) => Ok(found),
+            None => self.frame_from_file(offset, limit),
+        }
+    }
+
+    /// Like [`Segment::frame_and_sum`], for a frame that is not mapped or is damaged.
+    #[cold]
+    fn frame_from_file(&self, offset: u64, limit: u64) -> Result<(Frame<'_>, u32)> {
         let frame = self.frame_unchecked(offset, limit)?;
         let sum = self.check(offset, &frame)?;
         Ok((frame, sum))

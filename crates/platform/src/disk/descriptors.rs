@@ -43,25 +43,15 @@ use std::sync::{Arc, OnceLock};
 pub use self::handle::{DescriptorPin, FileHandle, OwnedHandle, SyncMarks};
 use self::handle::{HandleOwner, NONE, OPEN};
 use self::names::FileNames;
-use super::{DescriptorStats, OpenMode};
+pub use super::FileIdentity;
+use super::{DescriptorStats, MIN_OPEN_FILES, OpenMode};
 use crate::error::Error;
 use crate::fork::ForkGuard;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Smallest limit of descriptors. With fewer, files would be opened and closed all the time.
-pub(super) const MIN_DESCRIPTORS: u32 = 16;
 /// Most early syncs for one descriptor, in case writers dirty each file again.
 const EARLY_SYNCS_PER_OPEN: u32 = 8;
-
-/// Device and inode of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FileIdentity {
-    /// Number of the device.
-    pub device: u64,
-    /// Number of the inode on the device.
-    pub inode: u64,
-}
 
 /// A file that was just opened.
 #[derive(Debug)]
@@ -130,12 +120,12 @@ struct DescriptorsInner {
 type DescriptorsGuard<'a> = MutexGuard<'a, DescriptorsInner>;
 
 impl Descriptors {
-    /// Creates a cache of at most `limit` descriptors, or of `MIN_DESCRIPTORS` if that is more.
+    /// Creates a cache of at most `limit` descriptors, or of `MIN_OPEN_FILES` if that is more.
     pub fn new(backend: Box<dyn Backend>, limit: u32, origin: PathBuf) -> Arc<Descriptors> {
         let inner = DescriptorsInner { spare: backend.spare(), ..DescriptorsInner::default() };
         Arc::new(Descriptors {
             backend,
-            limit: limit.max(MIN_DESCRIPTORS),
+            limit: limit.max(MIN_OPEN_FILES),
             origin,
             reopened: AtomicU64::new(0),
             extra: AtomicU32::new(0),

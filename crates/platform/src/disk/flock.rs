@@ -24,10 +24,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{FileType, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use super::real::{open_fd_mode, retry_interrupted, write_whole};
+use super::real::{mode_of, open_fd_mode, raw_mode, retry_interrupted, write_whole};
 use super::{LockMode, LockOutcome};
 use crate::fork::ForkGuard;
 use crate::random::random_bits;
@@ -115,9 +115,9 @@ fn not_a_lock_file(kind: &str) -> io::Error {
 /// lock is held anyway.
 fn restrict_mode(fd: &OwnedFd, mode: u32) {
     if let Ok(seen) = rustix::fs::fstat(fd)
-        && seen.st_mode & 0o777 & !mode != 0
+        && mode_of(&seen) & 0o777 & !mode != 0
     {
-        let _ = rustix::fs::fchmod(fd, Mode::from_raw_mode(seen.st_mode & mode));
+        let _ = rustix::fs::fchmod(fd, raw_mode(mode_of(&seen) & mode));
     }
 }
 

@@ -1,19 +1,16 @@
 //! # Lock holder: the process that keeps a lock, for error messages
 //!
-//! The lock file contains the process id of an owner, but not of readers. The kernel's list of
-//! locks (`/proc/locks`) has both, if it is readable. The result serves messages only: a process
-//! may end during the search, and another one may get its number.
+//! The lock file contains the process id of an owner, but not of readers. Linux has a list of all
+//! locks (`/proc/locks`) with both, if it is readable; other systems have none. The result serves
+//! messages only: a process may end during the search, and another one may get its number.
 
 use std::path::Path;
 
-use rustix::fs::{OFlags, major, minor};
-use rustix::io::Errno;
-
-use super::real::open_fd;
-use super::{LockMode, flock};
+use super::LockMode;
 use crate::error::{Error, LockConflict};
 
 /// Most bytes that are read of a file in `/proc`.
+#[cfg(target_os = "linux")]
 const MAX_PROC_BYTES: usize = 256 << 10;
 
 /// A process, as described by `/proc`.
@@ -26,7 +23,7 @@ pub struct ProcessInfo {
 }
 
 impl ProcessInfo {
-    /// Reads the state of process `pid`.
+    /// Reads the state of process `pid`. On systems other than Linux it is unknown.
     #[must_use]
     pub fn read_proc(pid: u32) -> ProcessInfo {
         let stat = read(Path::new(&format!("/proc/{pid}/stat"))).unwrap_or_default();
@@ -61,14 +58,23 @@ pub fn add_lock_holder(error: Error, lock_file: &str) -> Error {
 }
 
 /// Returns one process that holds the lock at `path`, from the list of the kernel.
+#[cfg(target_os = "linux")]
 fn holder(path: &Path) -> Option<(u32, LockMode)> {
+    use rustix::fs::{major, minor};
     let seen = rustix::fs::lstat(path).ok()?;
     let file = format!("{:02x}:{:02x}:{}", major(seen.st_dev), minor(seen.st_dev), seen.st_ino);
     read(Path::new("/proc/locks")).ok()?.lines().find_map(|line| holder_in(line, &file))
 }
 
+/// Returns `None`: this system has no list of locks.
+#[cfg(not(target_os = "linux"))]
+fn holder(_path: &Path) -> Option<(u32, LockMode)> {
+    None
+}
+
 /// Parses a line `NUMBER: FLOCK ADVISORY READ|WRITE PID MAJOR:MINOR:INODE START END`. Lines of
 /// waiting processes have an arrow.
+#[cfg(any(target_os = "linux", test))]
 fn holder_in(line: &str, file: &str) -> Option<(u32, LockMode)> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let (kind, _, share, pid, at) =
@@ -78,8 +84,9 @@ fn holder_in(line: &str, file: &str) -> Option<(u32, LockMode)> {
     (kind == "FLOCK" && at == file).then_some((pid, share))
 }
 
+#[cfg(target_os = "linux")]
 fn read(path: &Path) -> std::io::Result<String> {
-    let fd = open_fd(path, OFlags::RDONLY)?;
+    let fd = super::real::open_fd(path, rustix::fs::OFlags::RDONLY)?;
     let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
     while bytes.len() < MAX_PROC_BYTES {
         match rustix::io::read(&fd, &mut chunk)? {
@@ -90,40 +97,70 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// First place in the queue for the lock of a database: a lock on its directory.
+/// Returns `NotFound`: this system has no `/proc`.
+#[cfg(not(target_os = "linux"))]
+fn read(_path: &Path) -> std::io::Result<String> {
+    Err(std::io::ErrorKind::NotFound.into())
+}
+
+/// First place in the queue for the lock of a database: a lock on its directory. Windows cannot
+/// lock directories, so it has no queue.
 ///
 /// A writer that finds readers holds it exclusively while it waits. Later readers then give way, so
 /// that the writer does not starve. The queue is voluntary: a process that ignores it can still
 /// take the lock of the database.
 #[derive(Debug)]
 pub struct LockQueueTurn {
+    #[cfg(unix)]
     #[expect(dead_code, reason = "held until it is dropped")]
-    lock: flock::FileLockGuard,
+    lock: super::flock::FileLockGuard,
 }
 
+#[cfg(unix)]
 impl LockQueueTurn {
     /// Takes the first place in the queue for the database in `dir`, exclusively or shared, if it
     /// is free.
     pub fn try_take(dir: &Path, share: LockMode) -> Option<LockQueueTurn> {
-        let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
-        Some(LockQueueTurn { lock: flock::FileLockGuard::take(fd, share).ok()? })
+        let fd = open_dir(dir).ok()?;
+        Some(LockQueueTurn { lock: super::flock::FileLockGuard::take(fd, share).ok()? })
     }
 
     /// Returns whether a writer waits for the database in `dir`.
     #[must_use]
     pub fn is_writer_waiting(dir: &Path) -> bool {
-        let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY);
-        fd.is_ok_and(|fd| {
-            flock::FileLockGuard::take(fd, LockMode::Shared).is_err_and(|why| why == Errno::WOULDBLOCK)
+        use rustix::io::Errno;
+        open_dir(dir).is_ok_and(|fd| {
+            super::flock::FileLockGuard::take(fd, LockMode::Shared).is_err_and(|why| why == Errno::WOULDBLOCK)
         })
     }
 }
 
+#[cfg(unix)]
+fn open_dir(dir: &Path) -> std::io::Result<std::os::fd::OwnedFd> {
+    use rustix::fs::OFlags;
+    super::real::open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)
+}
+
+#[cfg(windows)]
+impl LockQueueTurn {
+    /// Takes the first place, which is always free: there is no queue.
+    pub fn try_take(_dir: &Path, _share: LockMode) -> Option<LockQueueTurn> {
+        Some(LockQueueTurn {})
+    }
+
+    /// Returns false: there is no queue.
+    #[must_use]
+    pub fn is_writer_waiting(_dir: &Path) -> bool {
+        false
+    }
+}
+
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
-    use crate::disk::LockOutcome;
     use crate::disk::scratch::ScratchDir;
+    use crate::disk::{LockOutcome, flock};
     use crate::fork::FORKING;
 
     #[test]

@@ -9,8 +9,8 @@
 //!    [`FileMapping::new`] to the drop, except in a forked child, where it does not exist.
 //! 2. No access leaves `[0, len)`, and none happens unless the registration is intact. After a
 //!    fault ([`super::sigbus`]) or in a forked child, every call answers "not mapped".
-//! 3. Rust stores into the mapping at one place, [`FileMapping::store`]. Several threads may do so
-//!    at once, each to bytes of its own: its caller guarantees that. The caller of
+//! 3. Rust stores into the mapping at one place, [`FileMapping::store_to_blocks`]. Several threads
+//!    may do so at once, each to bytes of its own: its caller guarantees that. The caller of
 //!    [`FileMapping::slice`] guarantees that these bytes are not borrowed. Hence no store races
 //!    with a Rust access. Writes of the kernel (`pwrite` on the same file) are not Rust accesses;
 //!    slices exclude them likewise.
@@ -29,10 +29,14 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use super::descriptors::FileHandle;
+use super::page_advice::{PageAdvice, advise};
 use super::sigbus::MappingRegistration;
+#[cfg(target_os = "linux")]
+use super::write_back::FlushInstruction;
 use crate::fork::ForkGuard;
 
 /// Pages per `mincore` call.
@@ -88,6 +92,17 @@ impl FileMapping {
     /// Maps `[0, len)` of `fd`, which must be at least that long. Fails if `len` is 0, if the
     /// system refuses, or if there are too many mappings.
     pub(super) fn new(fd: BorrowedFd<'_>, len: u64, is_writable: bool) -> io::Result<FileMapping> {
+        FileMapping::with_flags(fd, len, is_writable, MapFlags::SHARED)
+    }
+
+    /// Like [`FileMapping::new`], with the flags of a shared mapping. The file may be shorter than
+    /// `len`, as long as no access reaches behind its end.
+    pub(super) fn with_flags(
+        fd: BorrowedFd<'_>,
+        len: u64,
+        is_writable: bool,
+        flags: MapFlags,
+    ) -> io::Result<FileMapping> {
         let page_size = rustix::param::page_size();
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let span = len
@@ -98,9 +113,9 @@ impl FileMapping {
             true => ProtFlags::READ | ProtFlags::WRITE,
             false => ProtFlags::READ,
         };
-        let region = MappedRegion::new(fd, span, protection)?;
+        let region = MappedRegion::new(fd, span, protection, flags)?;
         // After a failure a forked child has an extra mapping, which it never uses (invariant 2).
-        let _ = region.advise(0..span, Advice::LinuxDontFork);
+        let _ = region.advise(0..span, PageAdvice::NotInChildren);
         let registration = MappingRegistration::new(region.base.addr().get(), span);
         Ok(FileMapping {
             registration: registration.ok_or(io::ErrorKind::QuotaExceeded)?,
@@ -156,20 +171,33 @@ impl FileMapping {
         self.region.cached::<1>(start..(start + page).min(self.region.span))[0]
     }
 
+    /// Returns whether all pages of `[offset, offset + len)` are in the page cache.
+    pub(super) fn is_range_cached(&self, offset: u64, len: usize) -> bool {
+        let page = rustix::param::page_size();
+        let Some(at) = usize::try_from(offset).ok() else { return false };
+        let Some(end) = at.checked_add(len).filter(|end| len > 0 && *end <= self.len) else { return false };
+        let (start, end) = (at - at % page, end.next_multiple_of(page).min(self.region.span));
+        (start..end).step_by(page * MINCORE_PAGES).all(|from| {
+            let to = end.min(from + page * MINCORE_PAGES);
+            let said = self.region.cached::<MINCORE_PAGES>(from..to);
+            said[..(to - from).div_ceil(page)].iter().all(|is_cached| *is_cached)
+        })
+    }
+
     /// Hint that the bytes `[offset, offset + len)` will be read soon.
     pub(super) fn will_need(&self, offset: u64, len: u64) {
         let page = |at: u64| self.bytes_of((at / self.page_size).min(self.len as u64 / self.page_size));
         let bytes = page(offset)..page(offset.saturating_add(len).saturating_add(self.page_size - 1));
         if bytes.start < bytes.end {
             // Refused advice only costs time.
-            let _ = self.region.advise(bytes, Advice::WillNeed);
+            let _ = self.region.advise(bytes, PageAdvice::WillNeed);
         }
     }
 
     /// Hint that reads are random, so that the kernel reads missing pages one by one.
     pub(super) fn expect_scattered(&self) {
         // Refused advice only costs time.
-        let _ = self.region.advise(0..self.region.span, Advice::Random);
+        let _ = self.region.advise(0..self.region.span, PageAdvice::Random);
     }
 
     /// Prefetches `lines` cache lines from `offset` on.
@@ -191,12 +219,23 @@ impl FileMapping {
         if !handle.takes_stores() || !self.is_resident(offset, bytes.len()) {
             return StoreOutcome::NotResident;
         }
-        let Some(target) = self.start_of(offset, bytes.len()) else {
+        // SAFETY:
+        // * The caller promises that there is no other access.
+        unsafe { self.store_to_blocks(offset, bytes) }
+    }
+
+    /// Copies `bytes` to `offset`, where the file must have blocks. Pages that are not resident
+    /// are faulted in.
+    ///
+    /// # Safety
+    ///
+    /// * No other thread may store to the range or read it during the call.
+    pub(super) unsafe fn store_to_blocks(&self, offset: u64, bytes: &[u8]) -> StoreOutcome {
+        let Some(target) = self.start_of(offset, bytes.len()).filter(|_| self.is_writable) else {
             return StoreOutcome::NotResident;
         };
         // SAFETY:
-        // * `target` is in bounds for `bytes.len()` and mapped for writing: only writable mappings
-        //   have resident pages.
+        // * `target` is in bounds for `bytes.len()` and mapped for writing, as checked.
         // * The caller promises that there is no other access. A slice over these bytes would break
         //   the promise of its own caller (invariant 3). Hence `bytes` is outside of the mapping.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
@@ -204,6 +243,51 @@ impl FileMapping {
             true => StoreOutcome::Stored,
             false => StoreOutcome::Lost,
         }
+    }
+
+    /// Starts to write back the cache lines that contain `range`. Returns false if the range is not
+    /// mapped or the mapping broke.
+    ///
+    /// # Safety
+    ///
+    /// * The processor must have the instruction.
+    #[cfg(target_os = "linux")]
+    pub(super) unsafe fn write_lines_back(&self, range: Range<u64>, instruction: FlushInstruction) -> bool {
+        let Some((start, len)) = self.address_of(&range) else { return false };
+        // SAFETY:
+        // * The caller promises the instruction. The range is in bounds and mapped, and a line does
+        //   not cross the page that it begins in.
+        unsafe { instruction.write_back(start.cast_const()..start.cast_const().wrapping_add(len)) };
+        self.registration.is_intact_after_stores()
+    }
+
+    /// Makes the pages with bytes of `range` durable by `msync`.
+    pub(super) fn msync(&self, range: Range<u64>) -> io::Result<()> {
+        let (start, len) = self.address_of(&range).ok_or(Errno::IO)?;
+        let before = start.addr() % rustix::param::page_size();
+        // SAFETY:
+        // * The pages from that of `start` on belong to this mapping (invariant 1). The call
+        //   changes no bytes.
+        unsafe { msync(start.wrapping_sub(before).cast(), before + len, MsyncFlags::SYNC) }?;
+        match self.registration.is_intact_after_stores() {
+            true => Ok(()),
+            false => Err(Errno::IO.into()),
+        }
+    }
+
+    /// Makes the whole pages of `range` writable, which must have blocks. A hint.
+    pub(super) fn prepare_blocks(&self, range: Range<u64>) {
+        let (first, end) = (range.start.div_ceil(self.page_size), range.end / self.page_size);
+        if first < end && self.can_populate(range.start, range.end) {
+            // Refused advice only costs time.
+            let _ = self.region.advise(self.bytes_of(first)..self.bytes_of(end), PageAdvice::PopulateWrite);
+        }
+    }
+
+    /// Returns address and length of `range`, like [`FileMapping::start_of`].
+    fn address_of(&self, range: &Range<u64>) -> Option<(*mut u8, usize)> {
+        let len = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
+        Some((self.start_of(range.start, len)?, len))
     }
 
     /// Returns whether `[from, to)` can be made resident: it must lie in a writable, intact
@@ -231,7 +315,7 @@ impl FileMapping {
             return;
         }
         let bytes = self.bytes_of(first)..self.bytes_of(end);
-        if self.region.advise(bytes, Advice::LinuxPopulateWrite).is_err() {
+        if self.region.advise(bytes, PageAdvice::PopulateWrite).is_err() {
             return;
         }
         self.was_populated.store(true, Ordering::SeqCst);
@@ -287,7 +371,7 @@ impl FileMapping {
         let bytes = (pages.start < pages.end).then(|| self.bytes_of(pages.start)..self.bytes_of(pages.end));
         if let Some(bytes) = bytes.clone() {
             // Refused advice only costs time.
-            let _ = self.region.advise(bytes, Advice::LinuxDontNeed);
+            let _ = self.region.advise(bytes, PageAdvice::UnmapPages);
         }
         sync(from)?;
         self.synced_below.store(end - end % self.page_size, Ordering::SeqCst);
@@ -305,7 +389,7 @@ impl FileMapping {
         let bytes = page(offset)..page(offset.saturating_add(len));
         if bytes.start < bytes.end {
             // Refused advice only costs time.
-            let _ = self.region.advise(bytes, Advice::LinuxDontNeed);
+            let _ = self.region.advise(bytes, PageAdvice::UnmapPages);
         }
     }
 
@@ -322,7 +406,7 @@ impl FileMapping {
                 let next = end.min(at + run.len() * page);
                 if run[0] {
                     // Refused advice only costs time.
-                    let _ = self.region.advise(at..next, Advice::LinuxPopulateRead);
+                    let _ = self.region.advise(at..next, PageAdvice::PopulateRead);
                 }
                 at = next;
             }
@@ -352,6 +436,7 @@ impl FileMapping {
 
 /// Returns whether the first page of `fd` can be mapped with `MAP_SYNC`. Only persistent memory
 /// permits that.
+#[cfg(target_os = "linux")]
 pub(super) fn is_synchronous(fd: BorrowedFd<'_>) -> bool {
     let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
     let (span, protection) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
@@ -366,11 +451,16 @@ pub(super) fn is_synchronous(fd: BorrowedFd<'_>) -> bool {
 }
 
 impl MappedRegion {
-    fn new(fd: BorrowedFd<'_>, span: usize, protection: ProtFlags) -> io::Result<MappedRegion> {
+    fn new(
+        fd: BorrowedFd<'_>,
+        span: usize,
+        protection: ProtFlags,
+        flags: MapFlags,
+    ) -> io::Result<MappedRegion> {
         let anywhere = ptr::null_mut();
         // SAFETY:
         // * The kernel chooses the address, so no existing memory is affected.
-        let base = unsafe { mmap(anywhere, span, protection, MapFlags::SHARED, fd, 0) }?;
+        let base = unsafe { mmap(anywhere, span, protection, flags, fd, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let owner = ForkGuard::new();
         Ok(MappedRegion { base, span, owner })
@@ -390,21 +480,20 @@ impl MappedRegion {
         // SAFETY:
         // * The range belongs to this mapping. The call writes one byte for each page, and `said`
         //   is large enough, as asserted above.
-        let answer = unsafe { libc::mincore(start.cast(), bytes.end - bytes.start, said.as_mut_ptr()) };
+        let answer =
+            unsafe { libc::mincore(start.cast(), bytes.end - bytes.start, said.as_mut_ptr().cast()) };
         said.map(|byte| answer == 0 && byte & 1 == 1)
     }
 
-    fn advise(&self, bytes: Range<usize>, advice: Advice) -> io::Result<()> {
+    fn advise(&self, bytes: Range<usize>, advice: PageAdvice) -> io::Result<()> {
         let is_inside = bytes.start < bytes.end && bytes.end <= self.span;
         assert!(is_inside, "mapping (I1): the range lies in the region");
         // SAFETY:
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };
         // SAFETY:
-        // * The range belongs to this mapping. No advice value in use changes its bytes: populate,
-        //   do not fork, no readahead, and drop the page table entries of a shared file mapping.
-        unsafe { madvise(start.cast(), bytes.end - bytes.start, advice) }?;
-        Ok(())
+        // * The range belongs to this mapping, which is a shared mapping of a file.
+        unsafe { advise(start, bytes.end - bytes.start, advice) }
     }
 }
 
@@ -433,6 +522,7 @@ fn unpack(word: u64) -> Range<u32> {
 }
 
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use std::os::fd::AsFd;
 

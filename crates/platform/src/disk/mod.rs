@@ -1,6 +1,7 @@
 //! # Disk: the only access to files of the operating system
 //!
-//! [`Disk`] has the calls on names, [`File`] those on bytes. [`real::RealDisk`] uses Linux.
+//! [`Disk`] has the calls on names, [`File`] those on bytes. [`real::RealDisk`] uses the system:
+//! Linux, macOS and FreeBSD (`real`), or Windows (`windows`).
 //! `SimDisk` (crate `sheaf-sim`) separates page cache and device, so that tests can cut the power,
 //! kill the process, fail syncs and fill the disk. No other module may use `std::fs`.
 //!
@@ -19,23 +20,41 @@
 //!
 //! All types are `Send + Sync`. The caller must exclude overlapping writes.
 
+#[cfg(unix)]
 pub mod bounded;
+pub mod cached_reads;
+#[cfg(unix)]
 pub mod descriptors;
 pub mod exported;
+#[cfg(unix)]
 mod flock;
 pub mod lock_holder;
+#[cfg(unix)]
 mod mapping;
+#[cfg(unix)]
+mod page_advice;
 mod permissions;
+pub mod persistent;
+#[cfg(unix)]
+mod persistent_mapping;
+#[cfg(unix)]
+pub mod real;
+#[cfg(windows)]
+#[path = "windows/mod.rs"]
 pub mod real;
 #[cfg(test)]
 pub(crate) mod scratch;
+#[cfg(unix)]
 mod sigbus;
+mod write_back;
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+use persistent::{PersistenceMode, PersistentMemory};
 
 pub use permissions::Permissions;
 
@@ -116,7 +135,17 @@ impl DescriptorStats {
 
 /// Smallest limit of descriptors that [`Disk::with_descriptor_limit`] accepts. Smaller limits are
 /// raised to it.
-pub const MIN_OPEN_FILES: u32 = descriptors::MIN_DESCRIPTORS;
+/// With fewer, files would be opened and closed all the time.
+pub const MIN_OPEN_FILES: u32 = 16;
+
+/// Device and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileIdentity {
+    /// Number of the device.
+    pub device: u64,
+    /// Number of the inode on the device.
+    pub inode: u64,
+}
 
 /// Operations on names: files, directories, the lock.
 ///
@@ -418,7 +447,9 @@ pub trait File: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// `UnexpectedEof` if the file is too short.
+    /// `UnexpectedEof` if the file is too short. In the cached mode ([`cached_reads`]) an
+    /// implementation that reads from a device must [refuse](cached_reads::refuse) the read if
+    /// bytes are not in memory.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Writes all of `bytes` at `offset` and extends the file if needed. On return the bytes are in
     /// the kernel.
@@ -520,6 +551,21 @@ pub trait File: fmt::Debug + Send + Sync {
         self.sync()
     }
 
+    /// Returns the identity of the file: two open files with the same one are the same file. `None`
+    /// if the disk has none.
+    fn identity(&self) -> Option<FileIdentity> {
+        None
+    }
+    /// Maps `[0, len)` for stores that become durable by explicit calls. The file may be shorter.
+    /// Stores through the mapping are no writes of this file: [`File::sync`] need not cover them.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported`, or EOPNOTSUPP, if the disk or the file system has no such mappings.
+    fn map_persistent(&self, len: u64, mode: PersistenceMode) -> io::Result<Arc<dyn PersistentMemory>> {
+        let _ = (len, mode);
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Maps `[0, len)` if the implementation can. The default does nothing. The file must be at
     /// least `len` bytes long and must not shrink below that afterwards.
     fn map(&self, len: u64) {

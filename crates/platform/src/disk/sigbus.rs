@@ -226,7 +226,7 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     // SAFETY:
     // * The kernel passes a valid siginfo to an SA_SIGINFO handler.
     let code = unsafe { (*info).si_code };
-    let is_access = matches!(code, libc::BUS_ADRERR | libc::BUS_OBJERR | BUS_MCEERR_AR);
+    let is_access = ACCESS_CODES.contains(&code);
     if is_access {
         // SAFETY:
         // * `info` is valid, and for these codes of SIGBUS its address field is set.
@@ -238,8 +238,24 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     pass_on(previous, signal, info, context, is_access);
 }
 
-/// Memory failure detected by an access. The libc crate does not define it for every target.
-const BUS_MCEERR_AR: i32 = 4;
+/// Codes of a failed access to a page. The last one of Linux (`BUS_MCEERR_AR`) is a memory failure
+/// detected by an access; the libc crate does not define it for every target.
+#[cfg(target_os = "linux")]
+const ACCESS_CODES: [i32; 3] = [libc::BUS_ADRERR, libc::BUS_OBJERR, 4];
+#[cfg(not(target_os = "linux"))]
+const ACCESS_CODES: [i32; 3] = [libc::BUS_ADRALN, libc::BUS_ADRERR, libc::BUS_OBJERR];
+
+/// Returns the place of `errno` of the thread.
+fn errno_place() -> *mut libc::c_int {
+    // SAFETY:
+    // * The call has no conditions; the returned place lives as long as the thread.
+    #[cfg(target_os = "linux")]
+    return unsafe { libc::__errno_location() };
+    // SAFETY:
+    // * As above.
+    #[cfg(not(target_os = "linux"))]
+    return unsafe { libc::__error() };
+}
 
 /// Replaces the page at `address` if it belongs to a registered mapping, or the whole mapping if
 /// the system cannot split it. Returns false if no mapping has the address, or if both fail.
@@ -261,9 +277,7 @@ fn replace_page(address: usize, page_size: usize) -> bool {
 
 /// Maps private zeros over `[start, start + span)`, which must lie in a registered mapping.
 fn map_zeros(start: usize, span: usize) -> bool {
-    // SAFETY:
-    // * `__errno_location` has no conditions; the returned place lives as long as the thread.
-    let errno = unsafe { libc::__errno_location() };
+    let errno = errno_place();
     // SAFETY:
     // * `errno` is valid (above) and only this thread uses it.
     let saved = unsafe { errno.read() };

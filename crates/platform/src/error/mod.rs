@@ -8,6 +8,7 @@
 //! * `io_op`: operation of [`Error::Io`], and the conversion of I/O errors.
 //! * `damage`: expected and found values of [`Error::Corrupt`].
 //! * `cause`: causes of [`Error::Poisoned`] and [`Error::Busy`].
+//! * `conflict`: keys of [`Error::Conflict`].
 //! * `lock_conflict`: causes of [`Error::Locked`], and descriptions of processes.
 
 use std::io;
@@ -15,11 +16,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 mod cause;
+mod conflict;
 mod damage;
 mod io_op;
 mod lock_conflict;
 
 pub use self::cause::{PoisonCause, StallKind};
+pub use self::conflict::ConflictKeys;
 pub use self::damage::{Damage, Expected};
 pub use self::io_op::{IoContext, IoOp};
 pub use self::lock_conflict::LockConflict;
@@ -60,8 +63,9 @@ pub enum Error {
         offset: u64,
         /// Structure of the format that contains the damage, for display: `segment header`.
         structure: &'static str,
-        /// Kind of the damage, with the expected value and the value found.
-        damage: Damage,
+        /// Kind of the damage, with the expected value and the value found. Boxed, so that the
+        /// results of reads and writes stay small.
+        damage: Box<Damage>,
     },
     /// The disk is full, or a quota is exceeded. Nothing was written. Reads and removals continue,
     /// and writes succeed again as soon as there is space.
@@ -225,9 +229,15 @@ pub enum Error {
         /// The feature.
         feature: &'static str,
     },
-    /// An expectation of the batch did not hold. Nothing was written. Read the key again and retry.
-    #[error("an expectation of the batch does not hold")]
-    Conflict,
+    /// An expectation of a batch does not hold, or another commit changed what a transaction read.
+    /// Nothing was written. Read again and retry; `Database::transact` does so.
+    #[error("the commit conflicts with others in keyspace {keyspace:?}: {keys}")]
+    Conflict {
+        /// The keyspace.
+        keyspace: String,
+        /// The keys.
+        keys: Box<ConflictKeys>,
+    },
     /// The index of the engine would have to grow beyond the memory budget. Keys for which it
     /// already has room are accepted. Nothing was written; reads, overwrites and removals continue.
     /// Raise the budget (`Builder::memory`) or remove keys.
@@ -270,6 +280,14 @@ impl Error {
         Error::Locked { path: path.to_path_buf(), pid, program: None, is_stopped: false, cause }
     }
 
+    /// Returns [`Error::Conflict`] on these keys.
+    #[doc(hidden)]
+    #[cold]
+    #[must_use]
+    pub fn conflict(keyspace: &str, keys: ConflictKeys) -> Error {
+        Error::Conflict { keyspace: keyspace.to_owned(), keys: Box::new(keys) }
+    }
+
     /// Returns the error of operation `op` on `path`. ENOSPC and EDQUOT become [`Error::NoSpace`],
     /// except from a sync: a failed sync may already have lost data.
     #[doc(hidden)]
@@ -295,6 +313,7 @@ impl Error {
 
     /// Returns [`Error::Corrupt`] for damage of `structure` in `path` at `offset` (bytes).
     #[doc(hidden)]
+    #[cold]
     pub fn corrupt(path: &Path, offset: u64, structure: &'static str, what: Damage) -> Error {
         crate::event!(
             WARN,
@@ -304,7 +323,7 @@ impl Error {
             structure = structure,
             what = what.to_string()
         );
-        Error::Corrupt { path: path.to_path_buf(), offset, structure, damage: what }
+        Error::Corrupt { path: path.to_path_buf(), offset, structure, damage: Box::new(what) }
     }
 
     /// Returns [`Error::Corrupt`] for the file `path` with a `structure`, which must exist and is
@@ -378,10 +397,22 @@ impl From<Error> for io::Error {
             Error::OwnerClosed { .. } => Kind::ConnectionAborted,
             Error::OwnerUnresponsive { .. } => Kind::TimedOut,
             Error::Closed => Kind::NotConnected,
-            Error::Cancelled | Error::Conflict | Error::Poisoned { .. } | Error::TooManyFiles { .. } => {
-                Kind::Other
-            }
+            Error::Cancelled
+            | Error::Conflict { .. }
+            | Error::Poisoned { .. }
+            | Error::TooManyFiles { .. } => Kind::Other,
         };
         io::Error::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_small() {
+        // Each result of a read or write has room for an error, and calls copy it.
+        assert!(size_of::<Error>() <= 80, "{}", size_of::<Error>());
     }
 }

@@ -10,12 +10,9 @@
 //! at the first access.
 
 use std::alloc::{Layout, handle_alloc_error};
-use std::ffi::c_void;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-
-use super::{HUGE_PAGE, prefer_huge_pages};
+use super::{HUGE_PAGE, prefer_huge_pages, system};
 
 /// Memory of zeros. It uses no pages until it is written. Gives no access: its owner knows the
 /// layout.
@@ -50,18 +47,12 @@ impl MappedMemory {
     /// Like [`MappedMemory::new`], but does not ask for huge pages.
     #[must_use]
     pub fn with_base_pages(len: usize, align: usize) -> MappedMemory {
-        let page = rustix::param::page_size();
+        let page = system::page_size();
         assert!(len > 0 && len.is_multiple_of(page) && align.is_power_of_two(), "whole pages");
-        // The system places mappings of the same size next to each other, so the first address is
-        // mostly aligned.
-        let mut start = map(len);
-        if !start.addr().get().is_multiple_of(align) {
-            // SAFETY:
-            // * The whole range was mapped just now, and no other code knows it.
-            unsafe { unmap(start, len) };
-            start = map_aligned(len, align);
+        match system::map_aligned(len, align) {
+            Some(start) => MappedMemory { start, len },
+            None => handle_alloc_error(Layout::from_size_align(len, 1).unwrap_or(Layout::new::<u8>())),
         }
-        MappedMemory { start, len }
     }
 
     /// Returns the start of the memory.
@@ -92,54 +83,7 @@ impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY:
         // * `new` mapped exactly these bytes, and `self` owns them.
-        unsafe { unmap(self.start, self.len) }
-    }
-}
-
-fn map(len: usize) -> NonNull<u8> {
-    // SAFETY:
-    // * The call creates a new private mapping in an unused range.
-    let mapped = unsafe {
-        mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-    };
-    match mapped.ok().and_then(|start| NonNull::new(start.cast::<u8>())) {
-        Some(start) => start,
-        None => handle_alloc_error(Layout::from_size_align(len, 1).unwrap_or(Layout::new::<u8>())),
-    }
-}
-
-/// Maps more than `len` bytes, and unmaps the excess before and behind the aligned range.
-fn map_aligned(len: usize, align: usize) -> NonNull<u8> {
-    let start = map(len + align);
-    let before = start.addr().get().next_multiple_of(align) - start.addr().get();
-    // SAFETY:
-    // * `before <= align`, so all addresses are in the new mapping, which no other code knows. The
-    //   unmapped parts are before or behind the part that stays.
-    unsafe {
-        let aligned = start.add(before);
-        unmap(start, before);
-        unmap(aligned.add(len), align - before);
-        aligned
-    }
-}
-
-/// Unmaps a range.
-///
-/// # Safety
-///
-/// The range consists of whole pages of a mapping that the caller owns. No code uses it any more.
-unsafe fn unmap(start: NonNull<u8>, len: usize) {
-    if len > 0 {
-        // SAFETY:
-        // * The caller guarantees that the range is unused.
-        //
-        // If the system refuses (too many mappings), the range stays mapped, but its pages are
-        // released.
-        unsafe {
-            if munmap(start.as_ptr().cast::<c_void>(), len).is_err() {
-                let _ = super::release_pages(start, len);
-            }
-        }
+        unsafe { system::unmap(self.start, self.len) }
     }
 }
 
@@ -149,7 +93,7 @@ mod tests {
 
     #[test]
     fn it_is_aligned_of_zeros_and_can_be_handed_on() {
-        let page = rustix::param::page_size();
+        let page = system::page_size();
         for (len, align) in
             [(page, page), (3 * page, 64 * page), (HUGE_PAGE, HUGE_PAGE), (2 * HUGE_PAGE, HUGE_PAGE)]
         {

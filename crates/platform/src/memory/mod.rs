@@ -9,8 +9,7 @@
 
 use std::ptr::NonNull;
 
-use rustix::mm::{Advice, madvise};
-
+use self::system::PagePreference;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 pub use self::bytes::BlockBytes;
@@ -20,28 +19,24 @@ pub mod block_alloc;
 mod bytes;
 pub mod cache_arbiter;
 mod mapped;
+mod system;
 
 /// Advises the system to back `[start, start + len)`, which the caller owns, with huge pages.
 pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
-    // SAFETY:
-    // * The advice changes how the range is backed, never its content. The system refuses it for a
-    //   range that is not mapped.
-    let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+    system::prefer(start, len, PagePreference::Huge);
 }
 
 /// Advises the system to back the range, which the caller owns, with base pages from now on. Use
 /// this if parts of the range will be released. A huge page that the system puts there on its own
 /// would take memory for the whole range again.
 pub fn prefer_base_pages(start: NonNull<u8>, len: usize) {
-    // SAFETY:
-    // * As in `prefer_huge_pages`.
-    let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxNoHugepage) };
+    system::prefer(start, len, PagePreference::Base);
 }
 
-/// Gives the memory behind `[start, start + len)` back to the system. The range reads as zeros
-/// until it is written again. Returns false, and does nothing, if the system refuses, or if the
-/// range does not begin and end at page boundaries. (The kernel would also discard the rest of the
-/// last page.)
+/// Gives the memory behind `[start, start + len)` back to the system. Until it is written again the
+/// range reads as zeros on Linux, and as zeros or as before on other systems. Returns false, and
+/// does nothing, if the system refuses, or if the range does not begin and end at page boundaries.
+/// (The kernel would also discard the rest of the last page.)
 ///
 /// # Safety
 ///
@@ -50,7 +45,7 @@ pub fn prefer_base_pages(start: NonNull<u8>, len: usize) {
 /// * Zeros are a valid value of any type that is read there next.
 #[must_use]
 pub unsafe fn release_pages(start: NonNull<u8>, len: usize) -> bool {
-    let page = rustix::param::page_size();
+    let page = page_size();
     if !start.as_ptr().addr().is_multiple_of(page) || !len.is_multiple_of(page) {
         return false;
     }
@@ -58,13 +53,13 @@ pub unsafe fn release_pages(start: NonNull<u8>, len: usize) -> bool {
     // * The range consists of whole pages that belong to the caller: no other memory changes.
     // * The content becomes zeros, or stays if the allocator's memory is shared. The caller
     //   guarantees that both are valid.
-    unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) }.is_ok()
+    unsafe { system::release(start, len) }
 }
 
 /// Returns the page size of the system in bytes.
 #[must_use]
 pub fn page_size() -> usize {
-    rustix::param::page_size()
+    system::page_size()
 }
 
 /// Size of a huge page, and of a [`HugePage`], in bytes.
@@ -360,8 +355,9 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg(target_os = "linux")]
     fn released_memory_reads_as_zeros_and_the_rest_stays() {
-        let page = rustix::param::page_size();
+        let page = page_size();
         let mut bytes = vec![7u8; 4 * page];
         let first = bytes.as_ptr().addr().next_multiple_of(page) - bytes.as_ptr().addr();
         let start = NonNull::new(bytes[first..].as_mut_ptr()).unwrap();

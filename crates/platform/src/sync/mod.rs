@@ -128,9 +128,11 @@ mod real {
     }
 
     /// Sleeping on a word, by the futex of the kernel.
+    #[cfg(target_os = "linux")]
     #[derive(Debug, Default)]
     pub(super) struct Futex;
 
+    #[cfg(target_os = "linux")]
     impl Futex {
         /// Sleeps unless `word` is no longer `seen`. May return early.
         pub(super) fn wait(&self, word: &atomic::AtomicU32, seen: u32) {
@@ -141,6 +143,33 @@ mod real {
         /// Wakes all threads that sleep on `word`.
         pub(super) fn wake(&self, word: &atomic::AtomicU32) {
             let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::PRIVATE, u32::MAX >> 1);
+        }
+    }
+
+    /// Sleeping on a word, on systems without the futex of Linux.
+    #[cfg(not(target_os = "linux"))]
+    #[derive(Debug, Default)]
+    pub(super) struct Futex {
+        lock: parking_lot::Mutex<()>,
+        changed: parking_lot::Condvar,
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    impl Futex {
+        /// Sleeps unless `word` is no longer `seen`. May return early.
+        pub(super) fn wait(&self, word: &atomic::AtomicU32, seen: u32) {
+            let mut held = self.lock.lock();
+            // `wake` takes the lock after the word was changed, so it finds this thread asleep or
+            // this thread finds the change.
+            if word.load(atomic::Ordering::SeqCst) == seen {
+                self.changed.wait(&mut held);
+            }
+        }
+
+        /// Wakes all threads that sleep on `word`.
+        pub(super) fn wake(&self, _word: &atomic::AtomicU32) {
+            drop(self.lock.lock());
+            self.changed.notify_all();
         }
     }
 }

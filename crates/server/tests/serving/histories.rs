@@ -176,7 +176,7 @@ impl Actor {
         batch.expect_value(keyspace, &name, old.as_deref()).insert(keyspace, &name, &value);
         match client.commit(&batch) {
             Ok(_) => self.note(key, OpResult::Swapped(expected, Some(new), true), began, true),
-            Err(ClientError::Database(sheaf::Error::Conflict)) => {
+            Err(ClientError::Database(sheaf::Error::Conflict { .. })) => {
                 self.note(key, OpResult::Swapped(expected, Some(new), false), began, true);
             }
             Err(error) => {

@@ -92,7 +92,7 @@ fn batches_are_atomic_and_need_their_expectations() {
         let first = client.commit(&batch).expect("a commit");
         assert_eq!(client.get(a, b"x").expect("a get"), None);
         assert_eq!(client.get(a, b"z").expect("a get").as_deref(), Some(&b"4"[..]));
-        assert!(matches!(database_error(client.commit(&batch)), sheaf::Error::Conflict));
+        assert!(matches!(database_error(client.commit(&batch)), sheaf::Error::Conflict { .. }));
         let mut durable = ClientBatch::default();
         durable.durability(Durability::Sync).insert(a, b"d", b"5");
         assert!(client.commit(&durable).expect("a commit") > first);

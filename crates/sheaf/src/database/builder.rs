@@ -8,6 +8,7 @@ use sheaf_engine::contract::EngineFactory;
 use sheaf_log::options::OptionSpec;
 use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::disk::Disk;
+use sheaf_platform::disk::persistent::PersistenceMode;
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_store::{GroupCommitMode, Stall, StoreOptions};
 
@@ -26,6 +27,17 @@ pub const DEFAULT_ENGINE: &str = "flex";
 #[must_use]
 pub fn engines() -> Vec<&'static str> {
     Builder::default().engines.iter().map(|engine| engine.name()).collect()
+}
+
+/// Returns the versions of the disk format that this build reads and writes. A database of another
+/// version is refused with [`crate::Error::UnsupportedVersion`].
+///
+/// ```
+/// assert!(!sheaf::disk_formats().is_empty());
+/// ```
+#[must_use]
+pub fn disk_formats() -> std::ops::RangeInclusive<u32> {
+    sheaf_log::root::FORMAT..=sheaf_log::root::FORMAT_WITH_OPTIONS
 }
 
 /// Returns the creation options of the engine `engine`, with their ranges and defaults. Returns an
@@ -59,6 +71,7 @@ pub struct Builder {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) engines: Vec<Arc<dyn EngineFactory>>,
     pub(super) max_open_files: Option<u32>,
+    pub(super) persistence_mode: Option<PersistenceMode>,
     /// True if the disk is the real one, where sockets exist.
     pub(super) is_real: bool,
     pub(super) ipc: bool,
@@ -80,6 +93,7 @@ impl Default for Builder {
                 Arc::new(sheaf_delsm::Delsm),
             ],
             max_open_files: None,
+            persistence_mode: None,
             is_real: true,
             ipc: true,
             lock_timeout: Duration::ZERO,
@@ -252,6 +266,46 @@ impl Builder {
     #[must_use]
     pub fn open_files(mut self, descriptors: u32) -> Builder {
         self.max_open_files = Some(descriptors);
+        self
+    }
+
+    /// Puts the files of the database in persistent memory, which the processor addresses by byte.
+    /// Default: files on a disk. The format is the same, so that a database may be opened either
+    /// way. A handle that only reads is not affected.
+    ///
+    /// With [`PersistenceMode::Dax`] the directory must be on a DAX file system (ext4 or XFS,
+    /// `mount -o dax`) in persistent memory, and the processor must be x86-64, or aarch64 with
+    /// `dc cvap`. Files are mapped with `MAP_SYNC`. A commit is durable after its cache lines are
+    /// written back and one fence, without a system call. Files are synced only where their length
+    /// changes, and directories where their names change. A file that the kernel refuses to map is
+    /// written and synced as usual. [`PersistenceMode::Substitute`] runs the same code on any file
+    /// system, with `msync` in place of the instructions: it is meant for tests, slower than the
+    /// default, and equally safe.
+    ///
+    /// This never ran on real persistent memory: tests use the substitute, and an emulation that
+    /// cuts the power. The page on durability in the guide shows how a kernel emulates such memory.
+    ///
+    /// Cost: a second mapping (address space, no memory) for each file that is written to.
+    ///
+    /// Opening returns [`Error::Io`] of kind `Unsupported` if the directory is not on a DAX mount,
+    /// or if the processor lacks the instructions.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::{Database, Durability, PersistenceMode};
+    ///
+    /// let builder = || Database::builder().durability(Durability::Sync);
+    /// let db = match builder().persistent_memory(PersistenceMode::Dax).open(dir.path()) {
+    ///     Ok(db) => db,
+    ///     Err(_) => builder().persistent_memory(PersistenceMode::Substitute).open(dir.path())?,
+    /// };
+    /// db.keyspace("users", "flat")?.insert("ada", "lovelace")?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn persistent_memory(mut self, mode: PersistenceMode) -> Builder {
+        self.persistence_mode = Some(mode);
         self
     }
 

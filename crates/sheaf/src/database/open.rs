@@ -9,7 +9,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use sheaf_flat::pmem::PmDisk;
 use sheaf_platform::disk::lock_holder::add_lock_holder;
+use sheaf_platform::disk::persistent::{PersistenceMode, check_dax};
 use sheaf_platform::disk::real::usual_open_files;
 use sheaf_platform::disk::{Disk, LockMode, LockOutcome};
 use sheaf_store::{LOCK, Store};
@@ -50,6 +52,8 @@ impl Builder {
     /// - [`Error::UnsupportedVersion`] if this build does not support its format version.
     /// - [`Error::Corrupt`] if both slots of ROOT are damaged.
     /// - [`Error::InvalidArgument`] if an option is out of range.
+    /// - [`Error::Io`] of kind `Unsupported` if [`Builder::persistent_memory`] is set and does not
+    ///   work here.
     /// - [`Error::Io`], [`Error::NoSpace`] and [`Error::TooManyFiles`] from the operating system.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Database> {
         let path = path.as_ref();
@@ -76,7 +80,7 @@ impl Builder {
     /// Returns the errors of [`Builder::open`] and [`AttachedOwner::connect`].
     pub fn open_or_connect(self, path: impl AsRef<Path>) -> Result<OpenOutcome> {
         let path = path.as_ref();
-        self.retry_while_locked(path, |waiting| match AttachedOwner::connect(path)? {
+        self.retry_while_locked(path, |waiting| match AttachedOwner::find(path)? {
             Some(owner) => Ok(OpenOutcome::Owner(owner)),
             None => self.open_once(path, waiting).map(OpenOutcome::Database),
         })
@@ -97,6 +101,9 @@ impl Builder {
 
     fn open_once(&self, path: &Path, waiting: &LockWait) -> Result<Database> {
         let Builder { options, clock, engines, .. } = self;
+        if self.persistence_mode == Some(PersistenceMode::Dax) && self.is_real && !options.read_only {
+            check_dax(path)?;
+        }
         let (disk, has_door) = (self.limited_disk(), self.ipc && self.is_real);
         let alone = || match waiting.must_yield_to_writer() {
             true => Err(Error::locked(path, None, LockConflict::Readers)),
@@ -123,13 +130,17 @@ impl Builder {
         })
     }
 
-    /// Returns the disk with the limit on descriptors. A simulated disk has no limit unless one is
-    /// set.
+    /// Returns the disk with the limit on descriptors, and with files in persistent memory if these
+    /// are set. A simulated disk has no limit unless one is set.
     pub(super) fn limited_disk(&self) -> Arc<dyn Disk> {
         let limit = self.max_open_files.or_else(|| self.is_real.then(usual_open_files));
-        limit
+        let limited = limit
             .and_then(|limit| self.disk.with_descriptor_limit(limit))
-            .unwrap_or_else(|| Arc::clone(&self.disk))
+            .unwrap_or_else(|| Arc::clone(&self.disk));
+        match self.persistence_mode {
+            Some(mode) => Arc::new(PmDisk::new(limited, mode)),
+            None => limited,
+        }
     }
 
     /// Opens an exported snapshot for reading, on any disk. For tests.

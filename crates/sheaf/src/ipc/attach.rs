@@ -17,7 +17,6 @@
 //! they are not protected.
 
 use std::io::{self, Read};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,6 +29,7 @@ use sheaf_platform::error::{IoContext, IoOp};
 use sheaf_store::{LOCK, Store, StoreOptions};
 
 use super::AttachedOwner;
+use super::stream::Stream;
 use crate::{Error, Result};
 
 /// An exported snapshot that can be opened for reading.
@@ -79,7 +79,7 @@ pub(crate) fn open_attached(
     engines: &[Arc<dyn EngineFactory>],
     open_locked: impl FnOnce() -> Result<Arc<Store>>,
 ) -> Result<Arc<Store>> {
-    let held = match AttachedOwner::connect(path)? {
+    let held = match AttachedOwner::find(path)? {
         Some(owner) => match owner.export() {
             Err(Error::OwnerClosed { .. } | Error::Closed) => None,
             held => Some(held?),
@@ -96,14 +96,14 @@ pub(crate) fn open_attached(
 #[derive(Debug)]
 pub(super) struct ConnectionLease {
     /// Nonblocking.
-    stream: UnixStream,
+    stream: Stream,
     lock: Arc<dyn File>,
     /// Content of the lock file before the connection was made.
     lock_content: Vec<u8>,
 }
 
 impl ConnectionLease {
-    pub(super) fn new(stream: UnixStream, dir: &Path, said: Vec<u8>) -> Result<ConnectionLease> {
+    pub(super) fn new(stream: Stream, dir: &Path, said: Vec<u8>) -> Result<ConnectionLease> {
         stream.set_nonblocking(true).during(IoOp::Communicate, dir)?;
         let path = dir.join(LOCK);
         let lock = RealDisk::default().open(&path, OpenMode::Read).during(IoOp::Open, &path)?;

@@ -3,13 +3,9 @@
 use std::io;
 use std::net::Shutdown;
 use std::ops::ControlFlow;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use sheaf_platform::disk::lock_holder::{ProcessInfo, add_lock_holder};
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_platform::disk::{Disk, OpenMode};
@@ -19,8 +15,8 @@ use sheaf_store::{IPC_SOCKET_NAMES, LOCK};
 use super::attach::{ConnectionLease, ExportedSnapshot};
 use super::message::{IpcReply, IpcRequest};
 use super::overview::DatabaseOverview;
+use super::stream::Stream;
 use super::wire::{self, HelloStatus, VERSION};
-use super::{open_dir, socket_path};
 use crate::{
     BackupProgress, BackupRate, BackupReport, CompactionReport, ConversionEstimate, ConversionProgress,
     ConversionReport, DatabaseStats, Error, KeyspaceOptions, LockConflict, Result, VerifyReport,
@@ -63,7 +59,7 @@ const MAX_LOCK_BYTES: u64 = 64;
 /// ```
 #[derive(Debug)]
 pub struct AttachedOwner {
-    stream: UnixStream,
+    stream: Stream,
     dir: PathBuf,
     /// Content of the lock file before the connection.
     lock_content: Vec<u8>,
@@ -87,7 +83,7 @@ impl AttachedOwner {
     /// - [`Error::Locked`] if the owner serves as many connections as it accepts.
     /// - [`Error::OwnerUnresponsive`] if it does not answer within five seconds, for example
     ///   because the process is stopped.
-    /// - [`Error::Io`] from the operating system.
+    /// - [`Error::Io`] from the operating system, of kind `Unsupported` on Windows.
     pub fn connect(path: impl AsRef<Path>) -> Result<Option<AttachedOwner>> {
         let dir = path.as_ref();
         let door = dir.join(IPC_SOCKET_NAMES[0]);
@@ -118,6 +114,11 @@ impl AttachedOwner {
         Ok(Some(owner))
     }
 
+    /// Like [`AttachedOwner::connect`]. `None` on a system without doors.
+    pub(crate) fn find(path: &Path) -> Result<Option<AttachedOwner>> {
+        if cfg!(unix) { AttachedOwner::connect(path) } else { Ok(None) }
+    }
+
     fn unresponsive_error(&self) -> Error {
         unresponsive_error(&self.dir, &self.lock_content)
     }
@@ -130,7 +131,7 @@ impl AttachedOwner {
     fn request<T>(
         &mut self,
         request: &IpcRequest,
-        mut each: impl FnMut(&UnixStream, IpcReply) -> Result<Option<T>>,
+        mut each: impl FnMut(&Stream, IpcReply) -> Result<Option<T>>,
     ) -> Result<T> {
         wire::send(&self.stream, &request.encode()).map_err(|e| match e.kind() {
             io::ErrorKind::WouldBlock => self.unresponsive_error(),
@@ -433,7 +434,7 @@ impl AttachedOwner {
 }
 
 /// Tells the owner to cancel if the watcher returned `Break`. The caller still waits for the reply.
-fn cancel_on_break<T>(stream: &UnixStream, answer: ControlFlow<()>) -> Option<T> {
+fn cancel_on_break<T>(stream: &Stream, answer: ControlFlow<()>) -> Option<T> {
     if answer.is_break() {
         let _ = stream.shutdown(Shutdown::Write);
     }
@@ -446,27 +447,38 @@ fn unexpected_reply(reply: &IpcReply) -> Error {
 
 /// Connects to the door, with [`RESPONSE_TIMEOUT`] as the timeout of every operation. Returns
 /// `None` if there is no owner, or none that admits this process.
-fn connect_socket(dir: &Path, lock: &[u8]) -> Result<Option<UnixStream>> {
+#[cfg(unix)]
+fn connect_socket(dir: &Path, lock: &[u8]) -> Result<Option<Stream>> {
+    use rustix::io::Errno;
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use sheaf_platform::unix_socket::{SocketDir, stream_socket};
     let door = dir.join(IPC_SOCKET_NAMES[0]);
-    let fd = match open_dir(dir) {
+    let opened = match SocketDir::open(dir) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
         opened => opened.map_err(|refusal| Error::io(IoOp::Open, dir, refusal.into()))?,
     };
     let connected = (|| {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let socket = stream_socket(false)?;
         // The connection waits too, if many others do.
         for timeout in [Timeout::Send, Timeout::Recv] {
             set_socket_timeout(&socket, timeout, Some(RESPONSE_TIMEOUT))?;
         }
-        rustix::net::connect(&socket, &SocketAddrUnix::new(socket_path(&fd, IPC_SOCKET_NAMES[0]))?)?;
-        Ok(UnixStream::from(socket))
+        rustix::net::connect(&socket, &opened.address(IPC_SOCKET_NAMES[0])?)?;
+        Ok(Stream::from(socket))
     })();
     match connected {
         Ok(stream) => Ok(Some(stream)),
-        Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM) => Ok(None),
+        // A path that is too long for an address has no door.
+        Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::NAMETOOLONG) => Ok(None),
         Err(Errno::AGAIN) => Err(unresponsive_error(dir, lock)),
         Err(refusal) => Err(Error::io(IoOp::Connect, &door, io::Error::from(refusal))),
     }
+}
+
+/// Returns `Unsupported`: this system has no Unix sockets.
+#[cfg(not(unix))]
+fn connect_socket(dir: &Path, _lock: &[u8]) -> Result<Option<Stream>> {
+    Err(Error::io(IoOp::Connect, &dir.join(IPC_SOCKET_NAMES[0]), io::ErrorKind::Unsupported.into()))
 }
 
 /// Returns the error for an owner that does not answer.

@@ -16,8 +16,8 @@ use sheaf_store::{ExportedState, KeyspaceState, Store};
 use super::connection_state::{ConnectionActivity, ConnectionState};
 use super::message::{IpcReply, IpcRequest};
 use super::overview::overview;
+use super::server::{HELLO_TIMEOUT, SEND_TIMEOUT};
 use super::wire::{self, HelloStatus, VERSION};
-use super::{HELLO_TIMEOUT, SEND_TIMEOUT};
 use crate::convert::convert;
 use crate::{BackupOptions, BackupRate, CacheStats, CompactionReport, Error, KeyspaceOptions, Result};
 

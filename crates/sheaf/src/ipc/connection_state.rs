@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::unix_socket::Peer;
 
 use super::message::IpcReply;
 use super::wire;
@@ -49,8 +50,7 @@ struct ActivityState {
 impl ConnectionState {
     /// Wraps a connection on which nothing was received.
     pub(super) fn new(stream: UnixStream) -> ConnectionState {
-        let peer = rustix::net::sockopt::socket_peercred(&stream);
-        let process = peer.ok().map(|peer| peer.pid.as_raw_nonzero().get());
+        let process = Peer::of(&stream).ok().and_then(|peer| peer.pid);
         let state =
             Mutex::new(ActivityState { activity: ConnectionActivity::Handshake, since: SystemClock.now() });
         ConnectionState { stream, pid: process, state }

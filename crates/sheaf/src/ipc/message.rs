@@ -294,7 +294,9 @@ mod tests {
     use sheaf_platform::error::{IoOp, PoisonCause};
 
     use super::*;
-    use crate::{EngineStats, LockConflict, WorkloadStats};
+    use std::ops::Bound;
+
+    use crate::{ConflictKeys, EngineStats, LockConflict, WorkloadStats};
 
     fn chosen() -> EngineOptions {
         let mut options = EngineOptions::default();
@@ -337,8 +339,7 @@ mod tests {
 
     fn errors() -> Vec<Error> {
         let path = || PathBuf::from("/a/file");
-        let corrupt =
-            |what| Error::Corrupt { path: "/x".into(), offset: 9, structure: "structure", damage: what };
+        let corrupt = |what| Error::corrupt("/x".as_ref(), 9, "structure", what);
         vec![
             Error::Io { op: IoOp::Open, path: path(), source: std::io::Error::from_raw_os_error(5) },
             Error::Io { op: IoOp::Open, path: path(), source: std::io::Error::other("why") },
@@ -381,7 +382,17 @@ mod tests {
             Error::KeyspaceExists { name: "k".into() },
             Error::EngineMismatch { name: "k".into(), found: "a".into(), requested: "b".into() },
             Error::Unsupported { engine: "flat", feature: "ranges" },
-            Error::Conflict,
+            Error::conflict("users", ConflictKeys::Key(b"ada".to_vec())),
+            Error::conflict("users", ConflictKeys::Keyspace),
+            Error::conflict("users", ConflictKeys::TooManyChanges),
+            Error::conflict(
+                "users",
+                ConflictKeys::Range { low: Bound::Excluded(b"a".to_vec()), high: Bound::Unbounded },
+            ),
+            Error::conflict(
+                "users",
+                ConflictKeys::Range { low: Bound::Unbounded, high: Bound::Included(b"z".to_vec()) },
+            ),
             Error::MemoryBudgetExceeded { budget: 15 },
             Error::ReadOnly,
             Error::Closed,

@@ -1,15 +1,17 @@
 //! # Wire: hello, and messages after their length
 
 use std::io::{self, Read};
-use std::os::unix::net::UnixStream;
 
+#[cfg(unix)]
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+#[cfg(unix)]
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+
+use super::stream::Stream;
 
 const MAGIC: &[u8; 8] = b"SHEAFDOR";
 /// Version of the protocol.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 /// Most bytes of a message.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Bytes of a hello: magic, version, status.
@@ -20,11 +22,12 @@ const HELLO_BYTES: usize = 16;
 pub(super) enum HelloStatus {
     Accepted = 0,
     /// The owner serves as many connections as it accepts.
+    #[cfg_attr(not(unix), expect(dead_code, reason = "no owner sends it"))]
     Busy = 1,
 }
 
 /// Sends a hello.
-pub(super) fn send_hello(stream: &UnixStream, status: HelloStatus) -> io::Result<()> {
+pub(super) fn send_hello(stream: &Stream, status: HelloStatus) -> io::Result<()> {
     let mut hello = [0; HELLO_BYTES];
     hello[..8].copy_from_slice(MAGIC);
     hello[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -34,7 +37,7 @@ pub(super) fn send_hello(stream: &UnixStream, status: HelloStatus) -> io::Result
 
 /// Returns the version and status of the peer. Fails with `InvalidData` if the peer speaks another
 /// protocol.
-pub(super) fn receive_hello(mut stream: &UnixStream) -> io::Result<(u32, u32)> {
+pub(super) fn receive_hello(mut stream: &Stream) -> io::Result<(u32, u32)> {
     let mut hello = [0; HELLO_BYTES];
     stream.read_exact(&mut hello)?;
     let number = |at: usize| u32::from_le_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
@@ -45,7 +48,7 @@ pub(super) fn receive_hello(mut stream: &UnixStream) -> io::Result<(u32, u32)> {
 }
 
 /// Sends a message.
-pub(super) fn send(stream: &UnixStream, body: &[u8]) -> io::Result<()> {
+pub(super) fn send(stream: &Stream, body: &[u8]) -> io::Result<()> {
     let len = u32::try_from(body.len()).ok().filter(|_| body.len() <= MAX_MESSAGE_BYTES);
     let len = len.ok_or(io::ErrorKind::InvalidInput)?;
     let mut bytes = Vec::with_capacity(4 + body.len());
@@ -55,7 +58,7 @@ pub(super) fn send(stream: &UnixStream, body: &[u8]) -> io::Result<()> {
 }
 
 /// Returns the next message; `None` at the end of the connection.
-pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn receive(mut stream: &Stream) -> io::Result<Option<Vec<u8>>> {
     let mut len = [0; 4];
     match stream.read_exact(&mut len) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -71,9 +74,10 @@ pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Sends all bytes. A closed connection is an error, not a signal.
-fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+#[cfg(unix)]
+fn send_all(stream: &Stream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
+        match sheaf_platform::unix_socket::send(stream, bytes) {
             Ok(count) => bytes = &bytes[count..],
             Err(Errno::INTR) => {}
             Err(refusal) => return Err(refusal.into()),
@@ -82,14 +86,22 @@ fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+#[cfg(not(unix))]
+fn send_all(stream: &Stream, _: &[u8]) -> io::Result<()> {
+    match *stream {}
+}
+
 /// Returns true if a short message can be sent without blocking.
-pub(super) fn can_send(stream: &UnixStream) -> bool {
+#[cfg(unix)]
+pub(super) fn can_send(stream: &Stream) -> bool {
     let mut polled = [PollFd::new(stream, PollFlags::OUT)];
     matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1))
 }
 
 /// Returns true if the peer has closed its side. Does not block.
-pub(super) fn is_peer_closed(stream: &UnixStream) -> bool {
+#[cfg(unix)]
+pub(super) fn is_peer_closed(stream: &Stream) -> bool {
+    use rustix::net::RecvFlags;
     loop {
         match rustix::net::recv(stream, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Err(Errno::INTR) => {}
@@ -101,7 +113,10 @@ pub(super) fn is_peer_closed(stream: &UnixStream) -> bool {
 }
 
 #[cfg(test)]
+#[cfg(unix)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]

@@ -36,19 +36,15 @@ impl Keyspace {
         mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
     ) -> Result<Option<Value>> {
         let (sample, key) = (self.store().sample(), key.as_ref());
-        loop {
-            let mut new = None;
-            let done = self.try_swap(key, |old| {
-                new = change(old);
-                Some(new.clone())
-            })?;
-            if done == SwapOutcome::Written {
-                if let Some(sample) = sample {
-                    self.record_update(sample, key, new.as_deref());
-                }
-                return Ok(new.map(Value::from));
-            }
+        let mut new = None;
+        self.swap(key, |old| {
+            new = change(old);
+            Some(new.clone())
+        })?;
+        if let Some(sample) = sample {
+            self.record_update(sample, key, new.as_deref());
         }
+        Ok(new.map(Value::from))
     }
 
     /// Sets `key` to `new` if its value is `expected`, atomically, and returns true; otherwise
@@ -74,21 +70,16 @@ impl Keyspace {
         new: Option<&[u8]>,
     ) -> Result<bool> {
         let (sample, key) = (self.store().sample(), key.as_ref());
-        loop {
-            let done = self.try_swap(key, |old| (old == expected).then(|| new.map(<[u8]>::to_vec)))?;
-            if done == SwapOutcome::Conflict {
-                continue;
-            }
-            if let Some(sample) = sample {
-                self.record_update(sample, key, new);
-            }
-            return Ok(done == SwapOutcome::Written);
+        let is_swapped = self.swap(key, |old| (old == expected).then(|| new.map(<[u8]>::to_vec)))?;
+        if let Some(sample) = sample {
+            self.record_update(sample, key, new);
         }
+        Ok(is_swapped)
     }
 
     #[cold]
     #[inline(never)]
-    fn record_update(&self, sample: SampleStart, key: &[u8], new: Option<&[u8]>) {
+    pub(super) fn record_update(&self, sample: SampleStart, key: &[u8], new: Option<&[u8]>) {
         self.record_call(
             sample,
             Some(LatencyKind::Update),
@@ -97,7 +88,23 @@ impl Keyspace {
         self.inner.state.load().workload().record_durability(self.store().durability() == Durability::Sync);
     }
 
-    /// Reads, decides and writes once. `decide` returns `None` to write nothing.
+    /// Reads, decides and writes, and starts again if the key changed in between. `decide` returns
+    /// `None` to write nothing. Returns true if a value or a removal was written.
+    pub(super) fn swap(
+        &self,
+        key: &[u8],
+        mut decide: impl FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
+    ) -> Result<bool> {
+        loop {
+            match self.try_swap(key, &mut decide)? {
+                SwapOutcome::Written => return Ok(true),
+                SwapOutcome::Declined => return Ok(false),
+                SwapOutcome::Conflict => {}
+            }
+        }
+    }
+
+    /// Reads, decides and writes once.
     fn try_swap(
         &self,
         key: &[u8],
@@ -115,13 +122,11 @@ impl Keyspace {
             Some(value) => Action::Put(value),
             None => Action::Remove,
         };
-        let mut writes = [
-            CommitWrite { keyspace: &state, op: expect },
-            CommitWrite { keyspace: &state, op: EngineOp::new(key, action) },
-        ];
+        let mut writes =
+            [CommitWrite::new(&state, expect), CommitWrite::new(&state, EngineOp::new(key, action))];
         match self.store().commit(&mut writes) {
             // A replaced keyspace counts as changed. If it was dropped, the next attempt fails.
-            Ok(CommitOutcome::Conflict) | Err(Error::KeyspaceNotFound { .. }) => Ok(SwapOutcome::Conflict),
+            Ok(CommitOutcome::Conflict(_)) | Err(Error::KeyspaceNotFound { .. }) => Ok(SwapOutcome::Conflict),
             Ok(CommitOutcome::Committed(seq)) => {
                 self.store().acknowledge(seq, self.store().durability())?;
                 Ok(SwapOutcome::Written)
@@ -132,7 +137,6 @@ impl Keyspace {
 }
 
 /// Outcome of one attempt.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum SwapOutcome {
     /// The new value was written.
     Written,

@@ -10,7 +10,7 @@ use sheaf_store::{CommitOutcome, CommitWrite, Store};
 use super::Keyspace;
 use crate::iter::{KeyRange, Keys};
 use crate::workload::{self, AckTime};
-use crate::{CommitTicket, Durability, Error, Result, ValueWriter};
+use crate::{CommitTicket, ConflictKeys, Durability, Error, Result, ValueWriter};
 
 /// Most keys that [`Keyspace::remove_range`] removes in one commit, and the bytes of keys after
 /// which it commits earlier.
@@ -237,10 +237,12 @@ impl Keyspace {
     fn apply(&self, key: &[u8], action: Action<'_>, policy: WaitPolicy) -> Result<(Seq, bool)> {
         loop {
             let state = self.state()?;
-            let mut writes = [CommitWrite { keyspace: &state, op: EngineOp::new(key, action) }];
+            let mut writes = [CommitWrite::new(&state, EngineOp::new(key, action))];
             match policy.commit(self.store(), &mut writes) {
                 Ok(CommitOutcome::Committed(seq)) => return Ok((seq, writes[0].op.prior == Seq::ZERO)),
-                Ok(CommitOutcome::Conflict) => return Err(Error::Conflict),
+                Ok(CommitOutcome::Conflict(_)) => {
+                    return Err(Error::conflict(state.name(), ConflictKeys::Key(key.to_vec())));
+                }
                 Err(Error::KeyspaceNotFound { .. }) => {} // cleared or dropped: `state` decides
                 Err(other) => return Err(other),
             }

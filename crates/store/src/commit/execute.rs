@@ -19,7 +19,7 @@ use sheaf_platform::error::{Error, PoisonCause, Result};
 
 impl Store {
     /// Copies the frames of a commit to their places.
-    #[inline]
+    #[inline(always)] // part of each commit, and also called for the catalog
     pub(super) fn copy_frames(
         &self,
         placed: &ReservedPlaces<'_>,
@@ -143,7 +143,7 @@ pub(super) struct UnfinishedCommit<'a, S: Fn(Seq)> {
 }
 
 impl<'a, S: Fn(Seq)> UnfinishedCommit<'a, S> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin(store: &'a Store, seq: Seq, set_last: S) -> UnfinishedCommit<'a, S> {
         set_last(seq);
         UnfinishedCommit { store, seq, is_applying: false, set_last }

@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use crate::commit::CommitState;
 use crate::commit::tail::{Tail, log_of, tail_of};
+use crate::commit::wakers::CommitWakers;
 use crate::{GroupCommitMode, Store};
 use sheaf_engine::window::{ClosedWindow, TAILS, WindowWord};
 use sheaf_log::blob;
@@ -104,6 +105,11 @@ impl SyncRound {
         self.ended.advance();
     }
 
+    /// Counts a committer that waits for durability.
+    pub(crate) fn count_waiter(&self) {
+        self.waiters_total.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Takes the leader lock, which keeps rounds from running.
     pub(crate) fn lock_leader(&self) -> LeaderGuard<'_> {
         LeaderGuard { lock: Some(self.leader.lock()), ended: &self.ended }
@@ -124,6 +130,8 @@ impl SyncRound {
 #[derive(Debug, Default)]
 pub(crate) struct SyncState {
     pub(crate) round: SyncRound,
+    /// Wakers of the tasks that wait for durability.
+    pub(crate) wakers: CommitWakers,
     /// Newest commit that is durable with all commits before it. Written under the leader lock.
     durable: AtomicU64,
     /// Time of the oldest commit that no round has taken, in ns of the clock plus 1. 0 if there is
@@ -245,7 +253,7 @@ impl Store {
             return Ok(());
         }
         self.counters.sync_waits.fetch_add(1, Ordering::Relaxed);
-        self.sync.round.waiters_total.fetch_add(1, Ordering::AcqRel);
+        self.sync.round.count_waiter();
         self.wait_shared_round(seq)
     }
 
@@ -269,7 +277,7 @@ impl Store {
         Ok(())
     }
 
-    fn wait_shared_round(&self, seq: Seq) -> Result<()> {
+    pub(crate) fn wait_shared_round(&self, seq: Seq) -> Result<()> {
         let mut yields = 0;
         loop {
             let round = self.sync.round.ended.load();

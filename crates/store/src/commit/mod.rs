@@ -36,7 +36,9 @@ pub(crate) mod group_commit;
 mod reserve;
 pub(crate) mod stall;
 pub(crate) mod tail;
+pub(crate) mod transaction;
 pub(crate) mod value_writer;
+pub(crate) mod wakers;
 
 use std::collections::VecDeque;
 use std::mem;
@@ -47,6 +49,7 @@ use smallvec::SmallVec;
 
 use self::execute::UnfinishedCommit;
 use self::reserve::{ReserveResult, ReservedPlaces};
+use self::transaction::{RangeReads, VersionCheck};
 use crate::commit::encode::{ENCODE_BUFFER, EncodedCommit, FrameRun, encode_writes};
 use crate::commit::stall::CommitWaits;
 use crate::commit::tail::Tail;
@@ -54,7 +57,7 @@ use crate::space::log::RoomWaiter;
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::{Action, EngineOp, HashedKey, Preparation};
 use sheaf_engine::window::{
-    CommitProgress, CommitWindow, StripeList, Stripes, StripesGuard, TAILS, stripe_of,
+    CommitProgress, CommitWindow, RecentKeys, StripeList, Stripes, StripesGuard, TAILS, stripe_of,
 };
 use sheaf_log::blob::{UncommittedBlob, UnsyncedBlobs};
 use sheaf_log::frame::HEADER;
@@ -65,6 +68,10 @@ use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{self, Guard};
 
+/// Share of the memory budget that the keys of recent commits may take.
+const RECENT_KEYS_SHARE: u64 = 16;
+/// Largest number of bytes that they may take.
+const MAX_RECENT_KEYS: u64 = 64 << 20;
 /// Number of times that one commit reclaims memory and tries again.
 const MAX_RELIEFS: usize = 2;
 
@@ -75,9 +82,26 @@ pub struct CommitWrite<'a> {
     pub keyspace: &'a Arc<KeyspaceState>,
     /// The operation.
     pub op: EngineOp<'a>,
+    /// Condition of an [`Action::Expect`] of a transaction. `None` if the operation was prepared
+    /// and its version must still be the newest one.
+    pub check: Option<VersionCheck>,
 }
 
-impl CommitWrite<'_> {
+impl<'a> CommitWrite<'a> {
+    /// Returns an operation on a keyspace.
+    pub fn new(keyspace: &'a Arc<KeyspaceState>, op: EngineOp<'a>) -> CommitWrite<'a> {
+        CommitWrite { keyspace, op, check: None }
+    }
+
+    /// Returns the condition that `key` is unchanged since a transaction read it.
+    pub fn unchanged(
+        keyspace: &'a Arc<KeyspaceState>,
+        key: &'a [u8],
+        check: VersionCheck,
+    ) -> CommitWrite<'a> {
+        CommitWrite { keyspace, op: EngineOp::new(key, Action::Expect), check: Some(check) }
+    }
+
     /// Checks an expectation again, under the guard that lasts until `apply`. The first lookup may
     /// be old: the address that it noted may contain another entry now, because addresses are
     /// reused. Seqs are never reused.
@@ -95,8 +119,19 @@ impl CommitWrite<'_> {
 pub enum CommitOutcome {
     /// Committed with this seq. A commit that changed nothing has the seq of the newest commit.
     Committed(Seq),
-    /// An expected key changed; nothing was written.
-    Conflict,
+    /// Something changed that the commit depends on; nothing was written.
+    Conflict(CommitConflict),
+}
+
+/// Change that made a commit fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitConflict {
+    /// The key of the operation at this index changed.
+    Key(usize),
+    /// A key in the range at this index changed, or its keyspace was replaced.
+    Range(usize),
+    /// There were more changes since the snapshot than are recorded. One of them may be in a range.
+    TooManyChanges,
 }
 
 /// State under the order lock.
@@ -123,17 +158,22 @@ pub(crate) struct CommitPipeline {
     pub(crate) seq_bound: CachePadded<AtomicU64>,
     /// Complete and visible commits.
     pub(crate) progress: Arc<CommitProgress>,
+    /// Keys of recent commits, while transactions read ranges.
+    pub(crate) recent_keys: RecentKeys,
 }
 
 impl CommitPipeline {
     /// Creates the state of a store without commits.
-    pub(crate) fn new(progress: Arc<CommitProgress>) -> CommitPipeline {
+    /// `budget` is the memory budget in bytes.
+    pub(crate) fn new(progress: Arc<CommitProgress>, budget: u64) -> CommitPipeline {
+        let recent = (budget / RECENT_KEYS_SHARE).min(MAX_RECENT_KEYS);
         CommitPipeline {
             stripes: Stripes::default(),
             commit_state: CachePadded::default(),
             window: CommitWindow::new(),
             seq_bound: CachePadded::default(),
             progress,
+            recent_keys: RecentKeys::new(usize::try_from(recent).unwrap_or(usize::MAX)),
         }
     }
 
@@ -201,7 +241,8 @@ impl Store {
     /// - [`Error::Busy`] if the commit would have to wait for anything else. Nothing is written
     ///   then.
     pub fn try_commit(&self, writes: &mut [CommitWrite<'_>]) -> Result<CommitOutcome> {
-        self.commit_with_waits(writes, &mut SmallVec::new(), &mut CommitWaits::non_blocking())
+        let mut waits = CommitWaits::non_blocking();
+        self.commit_with_waits(writes, &mut SmallVec::new(), RangeReads::NONE, &mut waits)
     }
 
     /// Like [`Store::commit`], for `writes` that refer to the blob files in `blobs`. The commit
@@ -215,17 +256,28 @@ impl Store {
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
     ) -> Result<CommitOutcome> {
+        self.commit_with_reads(writes, blobs, RangeReads::NONE)
+    }
+
+    /// Like [`Store::commit_with_blobs`], with the ranges that a transaction read.
+    pub(crate) fn commit_with_reads(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        reads: RangeReads<'_>,
+    ) -> Result<CommitOutcome> {
         let mut waits = CommitWaits::blocking();
-        let done = self.commit_with_waits(writes, blobs, &mut waits);
+        let done = self.commit_with_waits(writes, blobs, reads, &mut waits);
         self.report_waits(waits, writes);
         done
     }
 
-    /// Like [`Store::commit_with_blobs`], and records waits in `waits`.
+    /// Like [`Store::commit_with_reads`], and records waits in `waits`.
     pub(crate) fn commit_with_waits(
         &self,
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        reads: RangeReads<'_>,
         waits: &mut CommitWaits,
     ) -> Result<CommitOutcome> {
         self.check_writable()?;
@@ -239,7 +291,7 @@ impl Store {
         loop {
             // Room is made without the epoch guard: the guard would delay the release of freed
             // memory.
-            match self.commit_pinned(writes, blobs, waits) {
+            match self.commit_pinned(writes, blobs, reads, waits) {
                 Err(
                     refused @ (Error::NoSpace { .. }
                     | Error::FileSizeLimit { .. }
@@ -338,6 +390,7 @@ impl Store {
         &self,
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        reads: RangeReads<'_>,
         waits: &mut CommitWaits,
     ) -> Result<Option<CommitOutcome>> {
         // Held until the commit is done: after a segment is created the commit is prepared again,
@@ -347,7 +400,7 @@ impl Store {
             let turn = {
                 let pin = epoch::pin(); // engine notes contain addresses until `apply`
                 let mut commit =
-                    |encoded: &mut EncodedCommit| self.commit_encoded(writes, blobs, encoded, &pin);
+                    |encoded: &mut EncodedCommit| self.commit_encoded(writes, blobs, reads, encoded, &pin);
                 ENCODE_BUFFER.with(|encoded| commit(&mut encoded.borrow_mut()))?
             };
             match turn {
@@ -376,9 +429,6 @@ impl Store {
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
     ) -> Result<()> {
-        let too_large = |what, got: usize, max: usize| {
-            Err(Error::TooLarge { object: what, got: got as u64, max: max as u64 })
-        };
         let (mut total, mut stages) = (0u64, false);
         for write in writes.iter() {
             let op = &write.op;
@@ -386,12 +436,7 @@ impl Store {
                 Action::Put(value) => value.len(),
                 _ => 0,
             };
-            if op.key.len() > MAX_KEY {
-                return too_large("key", op.key.len(), MAX_KEY);
-            }
-            if value > MAX_VALUE {
-                return too_large("value", value, MAX_VALUE);
-            }
+            check_sizes(op.key, value)?;
             let is_staged = value > self.effective_blob_threshold(write.keyspace.blob_threshold());
             stages |= is_staged;
             total += (op.key.len() + if is_staged { 64 } else { value } + HEADER) as u64;
@@ -422,8 +467,8 @@ impl Store {
     }
 
     /// Prepares the operations in the engines and encodes their frames, before the commit has a
-    /// seq. Returns false if an expected key changed.
-    fn prepare(&self, writes: &mut [CommitWrite<'_>], encoded: &mut EncodedCommit) -> Result<bool> {
+    /// seq. Returns the index of an operation whose expected key changed, if there is one.
+    fn prepare(&self, writes: &mut [CommitWrite<'_>], encoded: &mut EncodedCommit) -> Result<Option<usize>> {
         encoded.preparations.clear();
         if let [write] = writes
             && !matches!(write.op.action, Action::Expect)
@@ -440,7 +485,7 @@ impl Store {
                 encoded.preparations[0] = need;
                 encode_writes(writes, encoded);
             }
-            return Ok(true);
+            return Ok(None);
         }
         for first in (0..writes.len()).step_by(PREFETCH_GROUP) {
             let end = writes.len().min(first + PREFETCH_GROUP);
@@ -448,31 +493,34 @@ impl Store {
             for (index, write) in (first..).zip(&mut writes[first..end]) {
                 write.op.ops_before = u32::try_from(index).unwrap_or(u32::MAX);
                 encoded.preparations.push(match write.op.action {
+                    // Prepared later, if its stripe does not show that the key is unchanged.
+                    Action::Expect if write.check.is_some() => Preparation::NoChange,
                     Action::Expect => match write.is_expectation_met()? {
                         true => Preparation::NoChange,
-                        false => return Ok(false),
+                        false => return Ok(Some(index)),
                     },
                     _ => write.keyspace.engine()?.prepare(&mut write.op)?,
                 });
             }
         }
         encode_writes(writes, encoded);
-        Ok(true)
+        Ok(None)
     }
 
+    #[inline(always)] // as small commits spend most of their time here
     fn commit_encoded(
         &self,
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        reads: RangeReads<'_>,
         encoded: &mut EncodedCommit,
         guard: &Guard,
     ) -> Result<CommitAttempt> {
         let stripes = stripes_of(writes);
-        if !self.prepare(writes, encoded)? {
-            return Ok(CommitAttempt::Done(CommitOutcome::Conflict, self.last_seq_of(&stripes)));
+        if let Some(index) = self.prepare(writes, encoded)? {
+            let conflict = CommitOutcome::Conflict(CommitConflict::Key(index));
+            return Ok(CommitAttempt::Done(conflict, self.last_seq_of(&stripes)));
         }
-        let is_outdated =
-            |w: &CommitWrite<'_>| !w.keyspace.engine().is_ok_and(|engine| engine.is_current(&w.op));
         loop {
             let held = self.pipeline.stripes.lock(&stripes);
             self.check_writable()?;
@@ -482,23 +530,27 @@ impl Store {
             if writes.iter().any(|w| w.keyspace.change_tracker.is_blocked()) {
                 return Ok(CommitAttempt::Blocked);
             }
-            if let Some(first) = writes.iter().position(is_outdated) {
+            if let Some(first) = writes.iter().position(|write| self.is_outdated(write)) {
                 // A checkpoint outdates a whole batch at once, so one pass finds all outdated
                 // operations.
                 let outdated: SmallVec<[usize; 1]> =
-                    (first..writes.len()).filter(|index| is_outdated(&writes[*index])).collect();
+                    (first..writes.len()).filter(|index| self.is_outdated(&writes[*index])).collect();
                 let last = held.last();
                 drop(held);
-                if !reprepare(writes, encoded, &outdated)? {
-                    return Ok(CommitAttempt::Done(CommitOutcome::Conflict, last));
+                if let Some(index) = reprepare(writes, encoded, &outdated)? {
+                    let conflict = CommitOutcome::Conflict(CommitConflict::Key(index));
+                    return Ok(CommitAttempt::Done(conflict, last));
                 }
                 continue;
             }
             if encoded.runs.is_empty() {
                 let last = held.last();
+                if let Some((conflict, last)) = self.check_ranges(reads)? {
+                    return Ok(CommitAttempt::Done(CommitOutcome::Conflict(conflict), last));
+                }
                 return Ok(CommitAttempt::Done(CommitOutcome::Committed(self.visible().max(last)), last));
             }
-            let placed = match self.reserve(writes, encoded, blobs, guard)? {
+            let placed = match self.reserve(writes, encoded, blobs, reads, guard)? {
                 ReserveResult::Failed(turn) => return Ok(turn),
                 ReserveResult::Reserved(placed) => placed,
             };
@@ -508,7 +560,7 @@ impl Store {
     }
 
     /// Copies a commit that has a seq to the logs, applies it and completes it.
-    #[inline]
+    #[inline(always)]
     fn execute(
         &self,
         placed: ReservedPlaces<'_>,
@@ -524,6 +576,9 @@ impl Store {
         });
         if copied.is_err() {
             return whole.abort();
+        }
+        if self.pipeline.recent_keys.has_readers() {
+            self.record_recent_keys(seq, writes);
         }
         whole.is_applying = true;
         let views = self.view_slots.collect();
@@ -569,6 +624,21 @@ impl Store {
     }
 }
 
+/// Checks the sizes of a key and of a value of `value` bytes.
+///
+/// # Errors
+///
+/// Returns [`Error::TooLarge`] if one of them exceeds its limit.
+#[inline]
+pub fn check_sizes(key: &[u8], value: usize) -> Result<()> {
+    for (object, got, max) in [("key", key.len(), MAX_KEY), ("value", value, MAX_VALUE)] {
+        if got > max {
+            return Err(Error::TooLarge { object, got: got as u64, max: max as u64 });
+        }
+    }
+    Ok(())
+}
+
 /// Returns the stripes of the keys of a commit, in ascending order without duplicates.
 #[inline]
 fn stripes_of(writes: &[CommitWrite<'_>]) -> StripeList {
@@ -582,18 +652,24 @@ fn stripes_of(writes: &[CommitWrite<'_>]) -> StripeList {
 }
 
 /// Prepares the operations at the indexes `outdated` again. Encodes the commit again if the
-/// preparation of one changed. Returns false if an expected key changed.
+/// preparation of one changed. Returns the index of an operation whose expected key changed, if
+/// there is one.
 #[cold]
 fn reprepare(
     writes: &mut [CommitWrite<'_>],
     encoded: &mut EncodedCommit,
     outdated: &[usize],
-) -> Result<bool> {
+) -> Result<Option<usize>> {
     let mut is_changed = false;
     for index in outdated {
         let write = &mut writes[*index];
+        if let Some(check) = write.check
+            && write.prepare_check(check)?
+        {
+            continue;
+        }
         if matches!(write.op.action, Action::Expect) {
-            return Ok(false);
+            return Ok(Some(*index));
         }
         let need = write.keyspace.engine()?.prepare(&mut write.op)?;
         is_changed |= need != encoded.preparations[*index];
@@ -602,7 +678,7 @@ fn reprepare(
     if is_changed {
         encode_writes(writes, encoded);
     }
-    Ok(true)
+    Ok(None)
 }
 
 /// Prefetches the index entries that the engines need, for several operations at once, and stores

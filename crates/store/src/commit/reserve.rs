@@ -6,13 +6,14 @@
 
 use smallvec::SmallVec;
 
-use super::{CommitAttempt, CommitState, CommitWrite, removes_only};
+use super::transaction::RangeReads;
+use super::{CommitAttempt, CommitOutcome, CommitState, CommitWrite, removes_only};
 use crate::Store;
 use crate::commit::append::FrameChunks;
 use crate::commit::encode::{EncodedCommit, FrameRun};
 use crate::commit::stall::CommitWaits;
 use crate::commit::tail::{CONTROL_FRAME_BYTES, tail_of};
-use sheaf_engine::contract::EngineOp;
+use sheaf_engine::contract::{Action, EngineOp};
 use sheaf_engine::window::{ReserveDecision, TailSet, WindowWord};
 use sheaf_log::blob::UncommittedBlob;
 use sheaf_log::types::{LogId, Seq};
@@ -71,8 +72,10 @@ impl Store {
     /// sync round a second sync.
     pub(super) fn is_hot(&self, next: Seq, writes: &[CommitWrite<'_>]) -> bool {
         let lifespan = self.root.published.lifespan();
-        let lately =
-            |op: &EngineOp<'_>| op.prior != Seq::ZERO && next.0.saturating_sub(op.prior.0) <= lifespan;
+        let lately = |op: &EngineOp<'_>| {
+            matches!(op.action, Action::Expect)
+                || (op.prior != Seq::ZERO && next.0.saturating_sub(op.prior.0) <= lifespan)
+        };
         !self.sync.round.is_in_demand()
             && writes.iter().all(|w| w.keyspace.log() != LogId::ValueLog || lately(&w.op))
     }
@@ -84,9 +87,11 @@ impl Store {
         writes: &[CommitWrite<'_>],
         encoded: &mut EncodedCommit,
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        reads: RangeReads<'_>,
         guard: &'g Guard,
     ) -> Result<ReserveResult<'g>> {
         let is_plain = blobs.is_empty()
+            && reads.ranges.is_empty()
             && encoded.runs.iter().all(|run| !self.log(run.log).is_watermark_due.load(Ordering::Relaxed));
         if is_plain {
             let hot = self.is_hot(self.visible().next(), writes);
@@ -100,7 +105,7 @@ impl Store {
                 return Ok(ReserveResult::Reserved(ReservedPlaces::InOpenSegments { seq, offsets, shape }));
             }
         }
-        self.reserve_locked(writes, encoded, blobs)
+        self.reserve_locked(writes, encoded, blobs, reads)
     }
 
     /// Reserves in the open segments, if the runs fit into them.
@@ -136,6 +141,7 @@ impl Store {
         writes: &[CommitWrite<'_>],
         encoded: &mut EncodedCommit,
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        reads: RangeReads<'_>,
     ) -> Result<ReserveResult<'g>> {
         let reserve = self.reserve_segments(removes_only(writes));
         let mut order = self.pipeline.commit_state.lock();
@@ -153,6 +159,10 @@ impl Store {
         }
         if order.begins_in_unlisted_segment(encoded) {
             return Ok(ReserveResult::Failed(CommitAttempt::NeedsRootListing));
+        }
+        if let Some((conflict, last)) = self.find_range_conflict(&closed, reads)? {
+            let attempt = CommitAttempt::Done(CommitOutcome::Conflict(conflict), last);
+            return Ok(ReserveResult::Failed(attempt));
         }
         let (seq, chunks, rolled) = self.reserve_across(&mut order, &mut closed, encoded)?;
         blobs.drain(..).for_each(|one| order.unsynced_blobs.add(one));

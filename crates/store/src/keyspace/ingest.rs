@@ -278,12 +278,12 @@ impl IngestWriter {
                 IngestOp::Blob(blob) => Action::Blob(*blob),
                 IngestOp::Remove => Action::Remove,
             };
-            CommitWrite { keyspace, op: EngineOp::new(&bytes[key.clone()], action) }
+            CommitWrite::new(keyspace, EngineOp::new(&bytes[key.clone()], action))
         };
         let mut writes: Vec<CommitWrite<'_>> = self.operations.iter().map(write).collect();
         match self.unpublished.store.commit_with_blobs(&mut writes, &mut self.blobs)? {
             CommitOutcome::Committed(_) => Ok(()),
-            CommitOutcome::Conflict => Err(Error::Conflict), // there are no expectations
+            CommitOutcome::Conflict(_) => unreachable!("there are no expectations"),
         }
     }
 

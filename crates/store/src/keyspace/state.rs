@@ -34,7 +34,7 @@ impl FileDamage {
     pub(crate) fn from_error(error: Error) -> Result<FileDamage> {
         match error {
             Error::Corrupt { path, offset, structure, damage: what } => {
-                Ok(FileDamage { path, offset, structure, what })
+                Ok(FileDamage { path, offset, structure, what: *what })
             }
             other => Err(other),
         }

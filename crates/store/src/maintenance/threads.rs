@@ -1,11 +1,11 @@
 //! # Background threads: syncs, segments and maintenance
 //!
 //! A database has three threads. The *sync thread* (`sheaf-ticker`) syncs buffered commits at each
-//! interval. The *preallocation thread* (`sheaf-maker`) creates segments when writers take one,
-//! frees removed segments that no reader uses any more, and returns memory that caches have freed.
-//! The *maintenance thread* (`sheaf-keeper`) runs GC, checkpoints and steps of engines, and removes
-//! files. Inline mode has no threads: [`Store::pump`] runs one step of each, so that a seed
-//! determines everything.
+//! interval, and at once if a task waits (`commit::wakers`). The *preallocation thread*
+//! (`sheaf-maker`) creates segments when writers take one, frees removed segments that no reader
+//! uses any more, and returns memory that caches have freed. The *maintenance thread*
+//! (`sheaf-keeper`) runs GC, checkpoints and steps of engines, and removes files. Inline mode has
+//! no threads: [`Store::pump`] runs one step of each, so that a seed determines everything.
 //!
 //! The maintenance thread uses [`HelperThreads`], as many as `StoreOptions::background_threads`
 //! allows. They collect other segments and run the steps of other keyspaces, also during GC.
@@ -24,6 +24,7 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use crate::commit::stall::CommitWaits;
+use crate::commit::wakers::WakeOnPanic;
 use crate::maintenance::idle::{IdleState, MaintenanceMode};
 use crate::{CommitWrite, Store};
 use sheaf_platform::error::{Error, IoOp, PoisonCause, Result, StallKind};
@@ -52,6 +53,8 @@ const SEALED_PER_ROOT: u64 = 16;
 pub(crate) struct ThreadSignals {
     is_stopping: AtomicBool,
     is_work_due: Mutex<bool>,
+    /// A task waits for a sync round. Set before `sync_wake` is notified under the lock.
+    is_round_due: AtomicBool,
     maintenance_wake: Condvar,
     preallocation_wake: Condvar,
     sync_wake: Condvar,
@@ -74,6 +77,28 @@ impl ThreadSignals {
         *self.is_work_due.lock() = true;
         self.maintenance_wake.notify_one();
         self.preallocation_wake.notify_one();
+    }
+
+    /// Makes the sync thread run a round for the tasks that wait.
+    pub(crate) fn request_round(&self) {
+        if !self.is_round_due.swap(true, Ordering::AcqRel) {
+            drop(self.is_work_due.lock());
+            self.sync_wake.notify_one();
+        }
+    }
+
+    /// Waits until a round is requested, at most for `interval`. Returns the store and whether a
+    /// round was requested, or `None` if the store is closing.
+    fn wait_for_round(&self, store: &Weak<Store>, interval: Duration) -> Option<(Arc<Store>, bool)> {
+        let mut due = self.is_work_due.lock();
+        if !self.is_stopping.load(Ordering::Acquire) && !self.is_round_due.load(Ordering::Acquire) {
+            self.sync_wake.wait_for(&mut due, interval);
+        }
+        drop(due);
+        // Cleared before the round: a later request is for a task that the round may not see.
+        let is_requested = self.is_round_due.swap(false, Ordering::AcqRel);
+        let store = store.upgrade().filter(|_| !self.is_stopping.load(Ordering::Acquire))?;
+        Some((store, is_requested))
     }
 
     /// Waits for `wake`, at most for `interval`. Returns the store, or `None` if it is closing.
@@ -293,6 +318,7 @@ impl Store {
     /// - The first error of a step. The other steps were run nevertheless, except after a failed
     ///   sync.
     pub fn pump(&self) -> Result<bool> {
+        self.serve_tasks(); // tasks of a poisoned store are woken too
         self.check_writable()?;
         let _step = PoisonOnPanic(self);
         let ticked = self.sync_tick()?;
@@ -454,10 +480,14 @@ impl Store {
 
 fn run_sync_timer(store: &Weak<Store>, signals: &ThreadSignals, interval: Duration) {
     loop {
-        let Some(store) = signals.wait_for_turn(store, &signals.sync_wake, interval) else { return };
+        let Some((store, is_requested)) = signals.wait_for_round(store, interval) else { return };
+        let _tasks = WakeOnPanic(&store); // dropped after the store is poisoned
         let _step = PoisonOnPanic(&store);
-        // A failed sync has poisoned the store, so the error reaches later commits.
-        let _ = store.sync_tick();
+        // A round for tasks syncs all commits, so the tick may wait. A failed sync has poisoned the
+        // store, so the error reaches later commits.
+        if !store.serve_tasks() && !is_requested {
+            let _ = store.sync_tick();
+        }
     }
 }
 
@@ -470,6 +500,8 @@ fn run_preallocation(store: &Weak<Store>, signals: &ThreadSignals) {
             // Preallocation fails if the disk is full. A writer that needs a segment gets the
             // error.
             let _ = store.preallocate();
+            // The maintenance thread may be in a long flush.
+            store.freeze_full_memtables();
         }
         store.free_removed_segments();
         // The maintenance thread may be in a long step while caches shrink.

@@ -189,6 +189,7 @@ impl Store {
             .with_clock(Arc::clone(&clock))
             .with_engine_dir(EngineDir::new(Arc::clone(&disk), path, options.read_only), options.inline);
         let progress = Arc::clone(&context.commit_progress);
+        let pipeline = CommitPipeline::new(progress, context.memory.budget());
         Store {
             dir: path.to_path_buf(),
             geometry: StoreGeometry::new(options.tiny),
@@ -204,7 +205,7 @@ impl Store {
             context: Arc::new(context),
             logs: LogId::ALL.map(|log| LogState::new(log, path)),
             catalog: Catalog::default(),
-            pipeline: CommitPipeline::new(progress),
+            pipeline,
             health: Health::new(),
             view_slots: ViewSlots::default(),
             sync: SyncState::default(),
@@ -240,6 +241,7 @@ impl Store {
             self.close_cleanly().inspect(|()| self.save_workloads())
         };
         self.health.mark_closed();
+        self.sync.wakers.wake_all(); // the sync thread has ended
         // Each of these locks is taken to wait for writers under it. Later writers see the flag.
         drop(self.root.maintenance.lock());
         drop(self.root.next_segment.lock());

@@ -3,7 +3,8 @@
 //! ```text
 //!  valid frame ── newest according to the index? ── yes ──> pair, certain unless in doubt
 //!                                                ── no ───> superseded: skipped
-//!                 damaged index, or no engine ────────────> collected: newest of a key, doubtful
+//!                 damaged index, or no engine ────────────> collected: newest of a key, doubtful,
+//!                                                          or certain with a proof (entry_proof)
 //! ```
 //!
 //! The index of an engine over the store log refers to places in the log. So the log is read
@@ -14,11 +15,13 @@
 //!
 //! One pass over the log, and one more for each part of the collected keys that fits into memory.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::damaged_ranges::{ScanPart, scan_past_damage};
+use super::entry_proof::{EntryProof, prove_entries};
 use super::open::{SourceDatabase, SourceKeyspace, into_damage};
 use super::output::{RepairOutput, SourceValue};
 use super::pair_walk::{WalkEvent, verify_keys};
@@ -28,6 +31,7 @@ use sheaf_engine::contract::{Engine, StoreLogIndex};
 use sheaf_log::blob::BlobRef;
 use sheaf_log::frame::FrameKind;
 use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::root::Root;
 use sheaf_log::segment::{Address, DATA_START, Segment};
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
 use sheaf_platform::error::{Error, Result};
@@ -64,19 +68,31 @@ enum IndexAnswer {
 /// Reader of the logs, for keyspaces with an index over the log or without an engine.
 pub(super) struct LogRecords<'a> {
     store: &'a Store,
+    root: &'a Root,
     opened: &'a SourceDatabase,
     index_of_id: HashMap<KeyspaceId, usize>,
     /// Number of newest records found by keyspace, readable or lost.
     newest: Vec<u64>,
     /// Estimated memory of the keys with unknown state, by keyspace.
     unknown_bytes: Vec<u64>,
+    /// Estimated memory of all keys, by keyspace.
+    key_bytes: Vec<u64>,
+}
+
+/// Newest record of a key so far.
+struct GatheredRecord {
+    seq: Seq,
+    /// Address of a copy; `None` for a tombstone.
+    address: Option<Address>,
+    /// True if the index certainly had one of its copies.
+    is_proven: bool,
 }
 
 /// Newest record of each key so far.
-type NewestRecords = HashMap<(usize, Box<[u8]>), (Seq, Option<Address>)>;
+type NewestRecords = HashMap<(usize, Box<[u8]>), GatheredRecord>;
 
 impl<'a> LogRecords<'a> {
-    pub(super) fn new(store: &'a Store, opened: &'a SourceDatabase) -> LogRecords<'a> {
+    pub(super) fn new(store: &'a Store, root: &'a Root, opened: &'a SourceDatabase) -> LogRecords<'a> {
         let sources = opened.sources.iter().enumerate();
         // Keyspaces of the journal with an engine are walked.
         let is_read =
@@ -86,10 +102,12 @@ impl<'a> LogRecords<'a> {
         let count = opened.sources.len();
         LogRecords {
             store,
+            root,
             opened,
             index_of_id: by_id,
             newest: vec![0; count],
             unknown_bytes: vec![0; count],
+            key_bytes: vec![0; count],
         }
     }
 
@@ -103,7 +121,8 @@ impl<'a> LogRecords<'a> {
         if all == 0 {
             return Ok(());
         }
-        let passes = 1 + all / (self.store.options.memory_budget / BUDGET_DIVISOR).max(1);
+        let proofs = self.prove_entries(out)?;
+        let passes = self.parts_of(all);
         out.add_total(bytes * passes);
         for number in 0..passes {
             let mut gathered = NewestRecords::new();
@@ -111,13 +130,40 @@ impl<'a> LogRecords<'a> {
                 if u64::from(crc32c::crc32c(entry.record.key)) % passes == number
                     && matches!(entries.ask_index(entry), IndexAnswer::Unknown)
                 {
-                    gather(&mut gathered, entry);
+                    let proof = proofs[entry.at].as_ref();
+                    gather(&mut gathered, entry, proof.is_some_and(|proof| proof.covers(entry.address)));
                 }
                 Ok(())
             })?;
             self.write_gathered(gathered, out)?;
         }
+        for (at, _) in proofs.iter().enumerate().filter(|(_, proof)| matches!(proof, Some(p) if p.is_whole)) {
+            if !self.opened.has_doubts(&self.opened.sources[at]) && out.repairs[at].doubtful == 0 {
+                (out.repairs[at].has_more_lost, out.repairs[at].index_error) = (false, None);
+            }
+        }
         Ok(())
+    }
+
+    /// Returns the number of parts in which keys of `bytes` bytes are collected.
+    fn parts_of(&self, bytes: u64) -> u64 {
+        1 + bytes / (self.store.options.memory_budget / BUDGET_DIVISOR).max(1)
+    }
+
+    /// Returns the proof of each keyspace with keys of unknown state, as far as there is one.
+    fn prove_entries(&self, out: &mut RepairOutput<'_, '_>) -> Result<Vec<Option<EntryProof>>> {
+        let sources = self.opened.sources.iter().enumerate();
+        let prove = |(at, source): (usize, &SourceKeyspace)| {
+            if self.unknown_bytes[at] == 0 || self.opened.is_root_unreadable {
+                return Ok(None);
+            }
+            let parts = self.parts_of(self.key_bytes[at]);
+            let segments = &self.opened.segments[LogId::ValueLog.index()];
+            out.add_total(parts * segments.iter().map(|segment| segment.end()).sum::<u64>());
+            let mut done = |bytes| out.add_done(bytes);
+            prove_entries((self.store, self.root), self.opened, source, parts, &mut done)
+        };
+        sources.map(prove).collect()
     }
 
     fn segments(&self) -> impl Iterator<Item = &'a Arc<Segment>> + use<'a> {
@@ -170,6 +216,7 @@ impl<'a> LogRecords<'a> {
     /// Handles a record in the first pass.
     fn process_record(&mut self, out: &mut RepairOutput<'_, '_>, entry: &FoundRecord<'_>) -> Result<()> {
         let (key, seq) = (entry.record.key, entry.seq);
+        self.key_bytes[entry.at] += key.len() as u64 + ENTRY_OVERHEAD;
         match self.ask_index(entry) {
             IndexAnswer::Superseded => Ok(()),
             IndexAnswer::Unknown => {
@@ -300,7 +347,7 @@ impl<'a> LogRecords<'a> {
 
     /// Writes the collected pairs, unless a pair of the key was written already.
     fn write_gathered(&mut self, gathered: NewestRecords, out: &mut RepairOutput<'_, '_>) -> Result<()> {
-        for ((at, key), (seq, address)) in gathered {
+        for ((at, key), GatheredRecord { seq, address, is_proven }) in gathered {
             let Some(address) = address else { continue };
             if out.contains(at, &key)? {
                 continue;
@@ -310,16 +357,26 @@ impl<'a> LogRecords<'a> {
             // it was read before: the device may have lost it since
             let Ok(frame) = read else { continue };
             let Ok(record) = Record::decode(frame.payload()) else { continue };
-            self.put_pair(out, at, (&key, seq), &record.content, true)?;
+            let is_doubtful =
+                !is_proven || self.opened.is_doubtful_in_log(&self.opened.sources[at], &key, Some(seq));
+            self.put_pair(out, at, (&key, seq), &record.content, is_doubtful)?;
+            if is_proven {
+                out.found_lost_entry(at);
+            }
         }
         Ok(())
     }
 }
 
-fn gather(gathered: &mut NewestRecords, entry: &FoundRecord<'_>) {
-    let address = entry.is_put().then_some(entry.address);
-    let newest = gathered.entry((entry.at, entry.record.key.into())).or_insert((entry.seq, address));
-    if newest.0 < entry.seq {
-        *newest = (entry.seq, address);
+fn gather(gathered: &mut NewestRecords, entry: &FoundRecord<'_>, is_proven: bool) {
+    let found =
+        GatheredRecord { seq: entry.seq, address: entry.is_put().then_some(entry.address), is_proven };
+    match gathered.entry((entry.at, entry.record.key.into())) {
+        Entry::Vacant(place) => drop(place.insert(found)),
+        Entry::Occupied(mut newest) if newest.get().seq < found.seq => *newest.get_mut() = found,
+        Entry::Occupied(mut newest) if newest.get().seq == found.seq => {
+            newest.get_mut().is_proven |= is_proven
+        }
+        Entry::Occupied(_) => {}
     }
 }

@@ -13,9 +13,9 @@
 //! A pair is *certain* if its checksum is valid and an index has exactly this version as the
 //! newest. The index must be restored completely, with the whole log behind its checkpoint. It is
 //! *doubtful* if its bytes are valid and something damaged may have superseded or removed it (see
-//! `damage_scan`). Checkpoints make tombstones obsolete, so records alone never prove that a key
-//! exists. Doubtful pairs are copied on request. A key that exists is *lost* if its value cannot be
-//! read.
+//! `damage_scan`). Checkpoints make tombstones obsolete, so records prove that a key exists only
+//! together with the counts of an image (`entry_proof`). Doubtful pairs are copied on request. A
+//! key that exists is *lost* if its value cannot be read.
 //!
 //! ## Invariants
 //!
@@ -32,6 +32,7 @@
 mod check;
 mod damage_scan;
 pub(crate) mod damaged_ranges;
+mod entry_proof;
 mod log_records;
 mod open;
 mod output;
@@ -204,7 +205,7 @@ fn copy_all(
             walk_keyspace(opened, at, &mut out)?;
         }
     }
-    LogRecords::new(store, opened).copy_records(&mut out)?;
+    LogRecords::new(store, root, opened).copy_records(&mut out)?;
     check::check_unread_files(store, root, opened, &mut out)?;
     let (keyspaces, damages) = out.finish()?;
     Ok(RepairReport {

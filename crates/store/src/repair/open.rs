@@ -78,17 +78,29 @@ impl SourceDatabase {
     /// Returns true if missing data may have superseded or removed a version. `seq` is not known
     /// for pairs from a walk.
     pub(super) fn is_doubtful(&self, source: &SourceKeyspace, key: &[u8], seq: Option<Seq>) -> bool {
+        source.index_error.is_some() || self.is_doubtful_in_log(source, key, seq)
+    }
+
+    /// Like [`SourceDatabase::is_doubtful`], for a version that the index has with certainty.
+    pub(super) fn is_doubtful_in_log(&self, source: &SourceKeyspace, key: &[u8], seq: Option<Seq>) -> bool {
         let Some(log) = source.log else { return true };
-        if self.is_root_unreadable
-            || source.is_unnamed
-            || source.index_error.is_some()
-            || self.may_be_dropped(source.id)
-        {
+        if self.is_keyspace_doubtful(source) {
             return true;
         }
         let doubt = self.doubts.logs[log.index()];
         let is_sure = || self.certain_keys.get(&source.id).is_some_and(|sure| sure.contains(key));
         doubt > Seq::ZERO && seq.is_none_or(|seq| seq <= doubt) && !is_sure()
+    }
+
+    /// Returns true if it is doubtful that the keyspace exists.
+    fn is_keyspace_doubtful(&self, source: &SourceKeyspace) -> bool {
+        self.is_root_unreadable || source.is_unnamed || self.may_be_dropped(source.id)
+    }
+
+    /// Returns true if missing data may have changed any pair of the keyspace.
+    pub(super) fn has_doubts(&self, source: &SourceKeyspace) -> bool {
+        self.is_keyspace_doubtful(source)
+            || source.log.is_none_or(|log| self.doubts.logs[log.index()] > Seq::ZERO)
     }
 
     /// Returns true if missing data may have dropped or cleared the keyspace: no commit to it is

@@ -185,6 +185,19 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         Ok(())
     }
 
+    /// Records that the pair of an index entry was found. It was counted as lost, because the
+    /// part of the index with its key cannot be read.
+    pub(super) fn found_lost_entry(&mut self, at: usize) {
+        let repair = &mut self.repairs[at];
+        if repair.lost_without_key > 0 {
+            repair.lost_without_key -= 1;
+            repair.lost -= 1;
+        }
+        if repair.lost_without_key == 0 {
+            repair.lost_records.clear();
+        }
+    }
+
     /// Records that keys between these two cannot be read.
     pub(super) fn add_unreadable_range(
         &mut self,

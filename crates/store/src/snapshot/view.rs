@@ -109,6 +109,11 @@ impl<S: Deref<Target = Store>> View<S> {
         self.seq
     }
 
+    /// Returns the store of the view.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Returns an error if the database is closed.
     ///
     /// # Errors

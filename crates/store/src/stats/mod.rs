@@ -212,6 +212,8 @@ pub struct DatabaseStats {
     pub pinned_bytes: u64,
     /// Number of writes that were throttled because background work was behind.
     pub throttles: u64,
+    /// Transactions.
+    pub transactions: TransactionStats,
     /// Waits of writers, by kind.
     pub stalls: Vec<StallStats>,
     /// Published checkpoints.
@@ -237,6 +239,20 @@ pub struct DatabaseStats {
     pub descriptors: DescriptorStats,
     /// True if other processes can connect to the IPC socket.
     pub has_ipc: bool,
+}
+
+/// Statistics of transactions since the opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransactionStats {
+    /// Commits of transactions that changed or checked something.
+    pub committed: u64,
+    /// Commits of transactions that failed because of a conflict.
+    pub conflicts: u64,
+    /// Open transactions that have read a range.
+    pub range_readers: u64,
+    /// Bytes of the keys that commits recorded for them; part of [`MemoryStats::buffers`].
+    pub recent_key_bytes: u64,
 }
 
 /// Statistics of an opening.

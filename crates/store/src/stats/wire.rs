@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::{
     BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, CacheStats, CompactionReport,
     ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport, DatabaseStats, KeyspaceInfo,
-    LogStats, MemoryStats, OpeningStats, StallKind, StallStats, VerifyReport,
+    LogStats, MemoryStats, OpeningStats, StallKind, StallStats, TransactionStats, VerifyReport,
 };
 use sheaf_log::options::EngineOptions;
 use sheaf_log::types::KeyspaceId;
@@ -36,6 +36,7 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
         pinned_states,
         pinned_bytes,
         throttles,
+        transactions,
         stalls,
         checkpoints,
         checkpoint_bytes,
@@ -51,6 +52,8 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
     } = stats;
     w.u64s([visible_seq, durable, sync_rounds, sync_waits, views, pinned_states]);
     w.u64s([pinned_bytes, throttles, checkpoints, checkpoint_bytes, blob_bytes_written]);
+    let TransactionStats { committed, conflicts, range_readers, recent_key_bytes } = transactions;
+    w.u64s([committed, conflicts, range_readers, recent_key_bytes]);
     put_duration(w, *unsynced_age);
     w.option(*oldest_view_seq, FieldWriter::u64);
     w.u64s(blobs.to_words().each_ref());
@@ -110,6 +113,12 @@ pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
         checkpoints: r.u64()?,
         checkpoint_bytes: r.u64()?,
         blob_bytes_written: r.u64()?,
+        transactions: TransactionStats {
+            committed: r.u64()?,
+            conflicts: r.u64()?,
+            range_readers: r.u64()?,
+            recent_key_bytes: r.u64()?,
+        },
         unsynced_age: Duration::from_nanos(r.u64()?),
         oldest_view_seq: r.option(FieldReader::u64)?,
         blobs: BlobStats::from_words([r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?]),
@@ -406,6 +415,12 @@ mod tests {
                 total: Duration::from_nanos(9),
                 longest: Duration::from_nanos(4),
             }],
+            transactions: TransactionStats {
+                committed: 8,
+                conflicts: 7,
+                range_readers: 2,
+                recent_key_bytes: 90,
+            },
             poisoned: Some(PoisonCause::Sync),
             memory: MemoryStats { budget: 6, index: 4, versions: 2, buffers: 1, cache: 3 },
             logs: vec![log.clone(), LogStats { name: "flat", damaged_segments: 3, ..log }],

@@ -62,7 +62,7 @@ pub fn a_batch_that_expects_in_vain_writes_nothing(fixture: &Fixture) {
         let mut batch = db.batch();
         batch.expect_value(&other, "k", Some(b"2")).expect_value(&ks, key, value);
         batch.insert(&ks, "new", "x").insert(&other, "new", "x").remove(&other, "k");
-        refused!(batch.commit(), Error::Conflict);
+        refused!(batch.commit(), Error::Conflict { .. });
     }
     assert_eq!(db.snapshot().unwrap().seq(), before);
     assert_eq!((ks.len().unwrap(), other.len().unwrap()), (1, 1));
@@ -100,7 +100,7 @@ pub fn a_batch_of_expectations_alone_checks_and_writes_nothing(fixture: &Fixture
     batch.commit().unwrap();
     let mut batch = db.batch();
     batch.expect_value(&ks, "k", Some(b"2"));
-    refused!(batch.commit(), Error::Conflict);
+    refused!(batch.commit(), Error::Conflict { .. });
     assert_eq!(db.snapshot().unwrap().seq(), before);
 }
 

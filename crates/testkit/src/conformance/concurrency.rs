@@ -15,6 +15,32 @@ fn decode_number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
 }
 
+pub fn concurrent_pops_take_each_pair_once(fixture: &Fixture) {
+    const PAIRS: usize = 200;
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "queue");
+    if !ks.capabilities().unwrap().ordered {
+        return;
+    }
+    (0..PAIRS).for_each(|n| ks.insert(key(n), "job").unwrap());
+    let mut taken: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|thread| {
+                let ks = &ks;
+                scope.spawn(move || {
+                    let pop = || if thread % 2 == 0 { ks.pop_first() } else { ks.pop_last() };
+                    std::iter::from_fn(|| pop().unwrap()).map(|(key, _)| key.to_vec()).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    taken.sort();
+    taken.dedup();
+    assert_eq!(taken.len(), PAIRS);
+    assert!(ks.is_empty().unwrap());
+}
+
 pub fn concurrent_updates_are_all_counted(fixture: &Fixture) {
     let db = fixture.open();
     let keyspaces = [fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b")];
@@ -136,7 +162,7 @@ pub fn transfers_keep_their_sum_in_every_snapshot(fixture: &Fixture) {
                             batch.insert(&banks[to % 2], key(to), (decode_number(&b) + amount).to_le_bytes());
                             match batch.commit() {
                                 Ok(()) => break,
-                                Err(Error::Conflict) => conflicts += 1,
+                                Err(Error::Conflict { .. }) => conflicts += 1,
                                 Err(other) => panic!("{other}"),
                             }
                         }

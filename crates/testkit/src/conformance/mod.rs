@@ -28,9 +28,12 @@ pub mod opening;
 pub mod persistence;
 pub mod points;
 pub mod ranges;
+pub mod serializability;
 pub mod sizes;
 pub mod snapshots;
 pub mod streams;
+pub mod transactions;
+pub mod try_gets;
 pub mod try_writes;
 
 use sheaf::{Keyspace, Result, Value};
@@ -62,7 +65,8 @@ pub const REAL: &[TestSetting] = &[REAL_INLINE, REAL_TINY, REAL_NORMAL];
 pub fn run_promise(subject: &TestSubject, name: &str, settings: &[TestSetting], promise: fn(&Fixture)) {
     // Geometries with chosen options run in the cheapest setting only.
     let settings = if subject.chosen_options.is_empty() { settings } else { &settings[..1] };
-    for setting in settings {
+    let is_run = |setting: &&TestSetting| !subject.is_persistent || setting.disk_kind == DiskKind::Real;
+    for setting in settings.iter().filter(is_run) {
         let _told = FailureContext { context: format!("{name}: {} on {setting:?}", subject.name) };
         promise(&Fixture::new(subject, *setting));
     }
@@ -98,6 +102,8 @@ macro_rules! conformance {
                 update_sees_the_old_value_and_returns_the_new_one
                 update_retries_after_a_concurrent_change
                 compare_and_swap_succeeds_only_on_the_expected_value
+                insert_if_absent_keeps_the_value_that_is_present
+                size_of_is_the_length_of_the_value
                 any_bytes_are_a_key
                 len_counts_keys_and_not_writes
             }
@@ -121,6 +127,8 @@ macro_rules! conformance {
                 ranges_honour_their_ends
                 prefixes_yield_their_families
                 first_and_last_are_the_ends
+                pop_takes_each_pair_once_from_its_end
+                an_iterator_seeks_within_its_range_both_ways
                 both_ends_of_an_iterator_meet
                 an_engine_refuses_exactly_what_its_capabilities_exclude
                 remove_range_removes_exactly_the_range
@@ -141,6 +149,31 @@ macro_rules! conformance {
                 a_batch_refuses_keyspaces_of_another_database
                 tickets_grow_and_become_durable_in_order
                 a_ticket_that_waited_survives_a_power_cut
+            }
+            $crate::promises! { $subject, EVERYWHERE, transactions:
+                a_transaction_sees_its_snapshot_and_its_own_changes
+                a_transaction_is_one_commit_over_keyspaces
+                a_lost_update_is_a_conflict
+                write_skew_is_a_conflict
+                reads_of_absent_keys_are_checked
+                keys_that_were_not_read_make_no_conflict
+                a_transaction_without_changes_commits
+                a_phantom_is_a_conflict
+                a_transaction_that_removes_a_missing_key_checks_its_ranges
+                iteration_of_a_whole_keyspace_is_checked
+                a_reader_sees_a_state_of_the_commit_order
+                a_range_read_moves_the_snapshot_only_if_the_reads_hold
+                savepoints_undo_later_changes
+                a_transaction_refuses_what_it_cannot_do
+                a_replaced_keyspace_is_a_conflict
+                transact_retries_until_it_commits
+                iteration_merges_the_changes_of_the_transaction
+            }
+            $crate::promises! { $subject, THREADED, serializability:
+                concurrent_transactions_are_serializable
+            }
+            $crate::promises! { $subject, TINY_STEPPED, transactions:
+                a_long_transaction_bounds_the_record_of_recent_keys
             }
             $crate::promises! { $subject, EVERYWHERE, snapshots:
                 reads_of_a_snapshot_are_repeatable
@@ -193,6 +226,7 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, REAL, closing:
                 a_forked_child_gets_closed_and_the_parent_goes_on
+                a_forked_child_frees_no_value_of_its_parent
                 a_forked_child_does_not_keep_a_closed_database_locked
             }
             $crate::promises! { $subject, EVERYWHERE, persistence:
@@ -242,6 +276,14 @@ macro_rules! conformance {
             $crate::promises! { $subject, TINY_STEPPED, snapshots:
                 pinned_data_of_a_dropped_keyspace_is_not_counted_live
             }
+            $crate::promises! { $subject, EVERYWHERE, try_gets:
+                a_try_get_returns_the_value_or_would_read
+                a_try_get_of_a_snapshot_shows_the_snapshot
+            }
+            $crate::promises! { $subject, STEPPED, try_gets:
+                a_try_get_is_ready_after_a_get
+                a_try_get_never_waits_for_the_disk
+            }
             $crate::promises! { $subject, TINY_STEPPED, try_writes:
                 a_throttled_try_write_returns_busy_and_writes_nothing
             }
@@ -250,6 +292,7 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, THREADED, concurrency:
                 concurrent_updates_are_all_counted
+                concurrent_pops_take_each_pair_once
                 concurrent_swaps_are_all_counted
                 transfers_keep_their_sum_in_every_snapshot
                 reads_of_one_thread_are_monotonic

@@ -145,6 +145,36 @@ pub fn compare_and_swap_succeeds_only_on_the_expected_value(fixture: &Fixture) {
     refused!(ks.compare_and_swap(&long, None, Some(b"x")), Error::TooLarge { object: "key", .. });
 }
 
+pub fn insert_if_absent_keeps_the_value_that_is_present(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
+    let large = bytes(fixture.setting.blob_threshold() + 1, 3);
+    for value in [&b""[..], b"small", &large] {
+        assert_eq!(ks.insert_if_absent("k", value).unwrap(), None);
+        assert_eq!(ks.insert_if_absent("k", "other").unwrap().as_deref(), Some(value));
+        assert_eq!(get(&ks, "k").as_deref(), Some(value));
+        assert_eq!(ks.get_or_insert_with("k", || panic!("the key is present")).unwrap(), value);
+        ks.remove("k").unwrap();
+        assert_eq!(ks.get_or_insert_with("k", || value.to_vec()).unwrap(), value);
+        ks.remove("k").unwrap();
+    }
+    assert_eq!(ks.len().unwrap(), 0);
+}
+
+pub fn size_of_is_the_length_of_the_value(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
+    for len in [0, 5, 200, fixture.setting.blob_threshold() + 1] {
+        ks.insert("k", bytes(len, 1)).unwrap();
+        assert_eq!(ks.size_of("k").unwrap(), Some(len as u64));
+        ks.compact().unwrap();
+        assert_eq!(ks.size_of("k").unwrap(), Some(len as u64), "from the files of the engine");
+    }
+    assert_eq!(ks.size_of("missing").unwrap(), None);
+    ks.remove("k").unwrap();
+    assert_eq!(ks.size_of("k").unwrap(), None);
+}
+
 pub fn any_bytes_are_a_key(fixture: &Fixture) {
     let db = fixture.open();
     let ks = fixture.keyspace(&db, "points");

@@ -170,6 +170,82 @@ pub fn first_and_last_are_the_ends(fixture: &Fixture) {
     assert_eq!(own(ks.first().unwrap()), Some((vec![], vec![])), "the empty key is the lowest");
 }
 
+pub fn pop_takes_each_pair_once_from_its_end(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "ranges");
+    if !ks.capabilities().unwrap().ordered {
+        refused!(ks.pop_first(), Error::Unsupported { .. });
+        refused!(ks.pop_last(), Error::Unsupported { .. });
+        return;
+    }
+    for n in 0..40 {
+        ks.insert(key(n), bytes(9, n as u64)).unwrap();
+        if n == 20 {
+            ks.compact().unwrap();
+        }
+    }
+    let model = sorted(&ks);
+    let pair = |pair: Option<(sheaf::Value, sheaf::Value)>| pair.map(|(k, v)| (k.to_vec(), v.to_vec()));
+    for n in 0..20 {
+        assert_eq!(pair(ks.pop_first().unwrap()).as_ref(), model.get(n));
+        assert_eq!(pair(ks.pop_last().unwrap()).as_ref(), model.get(39 - n));
+    }
+    assert_eq!(ks.pop_first().unwrap(), None);
+    assert_eq!(ks.pop_last().unwrap(), None);
+    assert!(ks.is_empty().unwrap());
+}
+
+pub fn an_iterator_seeks_within_its_range_both_ways(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "ranges");
+    if !ks.capabilities().unwrap().ordered {
+        refused!(ks.iter().unwrap().seek("k"), Error::Unsupported { .. });
+        return;
+    }
+    let name = |n: usize| format!("{n:03}");
+    for n in (0..200).step_by(2) {
+        ks.insert(name(n), "x").unwrap();
+        if n == 100 {
+            ks.compact().unwrap();
+        }
+    }
+    let number = |pair: Option<sheaf::Result<(sheaf::Value, sheaf::Value)>>| {
+        pair.map(|pair| std::str::from_utf8(&pair.unwrap().0).unwrap().parse::<usize>().unwrap())
+    };
+    let mut iter = ks.range(name(20)..name(180)).unwrap();
+    for (target, found) in [(50, 50), (51, 52), (0, 20), (20, 20), (150, 150), (21, 22), (178, 178)] {
+        iter.seek(name(target)).unwrap();
+        assert_eq!(number(iter.next()), Some(found), "seek {target}");
+    }
+    for beyond in [179, 180, 199] {
+        iter.seek(name(beyond)).unwrap();
+        assert_eq!(number(iter.next()), None, "seek {beyond}");
+    }
+    iter.seek(name(60)).unwrap();
+    for (target, found) in [(100, 100), (99, 98), (199, 178), (60, 60)] {
+        iter.seek_back(name(target)).unwrap();
+        assert_eq!(number(iter.next_back()), Some(found), "seek back {target}");
+    }
+    iter.seek_back(name(66)).unwrap();
+    assert_eq!(
+        [iter.next_back(), iter.next(), iter.next(), iter.next_back()].map(number),
+        [Some(66), Some(60), Some(62), Some(64)]
+    );
+    assert_eq!([iter.next(), iter.next_back()].map(number), [None, None], "the ends have met");
+    iter.seek_back(name(59)).unwrap();
+    assert_eq!(number(iter.next_back()), None, "behind the front");
+    // An end that has returned all pairs of an unbounded range does not begin again when the other
+    // end moves.
+    let mut iter = ks.iter().unwrap();
+    assert_eq!(iter.by_ref().rev().count(), 100);
+    iter.seek(name(60)).unwrap();
+    assert_eq!([iter.next_back(), iter.next()].map(number), [None, None]);
+    let mut iter = ks.iter().unwrap();
+    assert_eq!(iter.by_ref().count(), 100);
+    iter.seek_back(name(60)).unwrap();
+    assert_eq!([iter.next(), iter.next_back()].map(number), [None, None]);
+}
+
 pub fn both_ends_of_an_iterator_meet(fixture: &Fixture) {
     if !fixture.subject.ordered {
         return;

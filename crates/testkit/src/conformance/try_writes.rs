@@ -83,7 +83,7 @@ pub fn an_idle_database_is_never_busy(fixture: &Fixture) {
     batch.expect_value(&ks, key(1), Some(&bytes(20, 1))).remove(&ks, key(1)).insert(&other, "b", "x");
     batch.try_commit().unwrap();
     batch.expect_value(&ks, key(1), Some(b"another")).insert(&other, "c", "x");
-    refused!(batch.try_commit(), Error::Conflict);
+    refused!(batch.try_commit(), Error::Conflict { .. });
     run_background(&db);
     // More than the segments that are kept ready: the commit creates the others itself.
     let mut wide = db.batch();

@@ -1,8 +1,8 @@
 //! # Executor: runs a sequence on a database and on a map
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,16 +36,19 @@ impl fmt::Display for ModelFailure {
 
 type ModelMap = BTreeMap<Vec<u8>, Arc<[u8]>>;
 type PairList = Vec<(Vec<u8>, Arc<[u8]>)>;
-type StepResult = std::result::Result<(), String>;
+pub(super) type StepResult = std::result::Result<(), String>;
 
 /// An iterator and the pairs that it must still return.
 struct OpenIter {
     iter: Iter,
     ordered: bool,
-    remaining: VecDeque<(Vec<u8>, Arc<[u8]>)>,
+    /// Pairs of the range. If the engine is not ordered, those that it has returned are removed.
+    pairs: PairList,
+    /// Indices of the pairs between the ends, if the engine is ordered.
+    remaining: Range<usize>,
 }
 
-struct ModelRunner<'a> {
+pub(super) struct ModelRunner<'a> {
     fixture: &'a Fixture,
     db: Option<Database>,
     spaces: Vec<Keyspace>,
@@ -91,11 +94,11 @@ pub(super) fn execute(
 }
 
 /// Turns an error of the database into a failure text.
-fn expect_ok<T>(what: &str, answer: Result<T>) -> std::result::Result<T, String> {
+pub(super) fn expect_ok<T>(what: &str, answer: Result<T>) -> std::result::Result<T, String> {
     answer.map_err(|e| format!("{what} answers {e:?}"))
 }
 
-fn same<T: PartialEq + fmt::Debug>(name: impl fmt::Display, got: &T, expected: &T) -> StepResult {
+pub(super) fn same<T: PartialEq + fmt::Debug>(name: impl fmt::Display, got: &T, expected: &T) -> StepResult {
     if got == expected {
         return Ok(());
     }
@@ -135,7 +138,7 @@ fn same_pairs(got: &PairList, expected: &PairList) -> StepResult {
     Err(format!("the range has {counts}; at {place} it is {}, not {}", show(left), show(right)))
 }
 
-fn to_owned_value(value: Option<Value>) -> Option<Arc<[u8]>> {
+pub(super) fn to_owned_value(value: Option<Value>) -> Option<Arc<[u8]>> {
     value.map(|value| Arc::from(&*value))
 }
 
@@ -197,11 +200,11 @@ impl<'a> ModelRunner<'a> {
         if space == 1 { self.fixture.other_keyspace(db, name) } else { self.fixture.keyspace(db, name) }
     }
 
-    fn db(&self) -> &Database {
+    pub(super) fn db(&self) -> &Database {
         self.db.as_ref().expect("a database is open between steps")
     }
 
-    fn is_ordered(&self, space: u8) -> bool {
+    pub(super) fn is_ordered(&self, space: u8) -> bool {
         if space == 1 { self.fixture.subject.other_engine != "flat" } else { self.fixture.subject.ordered }
     }
 
@@ -210,15 +213,15 @@ impl<'a> ModelRunner<'a> {
         self.digest = crc32c::crc32c_append(self.digest, value.unwrap_or_default());
     }
 
-    fn map(&mut self, space: u8) -> &mut ModelMap {
+    pub(super) fn map(&mut self, space: u8) -> &mut ModelMap {
         &mut self.maps[usize::from(space)]
     }
 
-    fn space(&self, space: u8) -> &Keyspace {
+    pub(super) fn space(&self, space: u8) -> &Keyspace {
         &self.spaces[usize::from(space)]
     }
 
-    fn set(&mut self, space: u8, key: u16, value: Option<ValueSpec>) {
+    pub(super) fn set(&mut self, space: u8, key: u16, value: Option<ValueSpec>) {
         match value {
             Some(value) => drop(self.map(space).insert(key_of(key), value.bytes().into())),
             None => drop(self.map(space).remove(&key_of(key))),
@@ -242,6 +245,9 @@ impl<'a> ModelRunner<'a> {
             ModelStep::Update { space, key, how, concurrent: meddle } => {
                 self.update(*space, *key, *how, *meddle)
             }
+            ModelStep::InsertIfAbsent(space, key, value) => self.insert_if_absent(*space, *key, *value),
+            ModelStep::Transact(step) => self.transact(step),
+            ModelStep::Pop { space, back } => self.pop(*space, *back),
             ModelStep::Get(space, key) => self.check_get(*space, *key),
             ModelStep::MultiGet(space, keys) => self.multi_get(*space, keys),
             ModelStep::Scan { space, ends, back } => self.scan(*space, *ends, *back),
@@ -271,6 +277,7 @@ impl<'a> ModelRunner<'a> {
             }
             ModelStep::IterOpen { space, ends } => self.iter_open(*space, *ends),
             ModelStep::IterStep { which, count, back } => self.iter_step(*which, *count, *back),
+            ModelStep::IterSeek { which, key, back } => self.iter_seek(*which, *key, *back),
             ModelStep::IterClose(which) => {
                 if !self.iters.is_empty() {
                     self.iters.remove(which % self.iters.len());
@@ -297,7 +304,7 @@ impl<'a> ModelRunner<'a> {
         }
     }
 
-    fn check_get(&mut self, space: u8, key: u16) -> StepResult {
+    pub(super) fn check_get(&mut self, space: u8, key: u16) -> StepResult {
         let key = key_of(key);
         let got = to_owned_value(expect_ok("get", self.space(space).get(&key))?);
         self.observe(got.as_deref());
@@ -335,7 +342,7 @@ impl<'a> ModelRunner<'a> {
                     self.set(*space, *key, *value);
                 }
             }
-            Err(Error::Conflict) if !holds => {}
+            Err(Error::Conflict { .. }) if !holds => {}
             other => return Err(format!("the batch answers {other:?}")),
         }
         ops.iter().try_for_each(|(space, key, _)| self.check_get(*space, *key))
@@ -389,6 +396,41 @@ impl<'a> ModelRunner<'a> {
             None => drop(self.map(space).remove(&name)),
         }
         self.check_get(space, key)
+    }
+
+    fn insert_if_absent(&mut self, space: u8, key: u16, value: ValueSpec) -> StepResult {
+        let present = self.space(space).insert_if_absent(key_of(key), value.bytes());
+        let present = to_owned_value(expect_ok("insert_if_absent", present)?);
+        same("the present value", &present, &self.map(space).get(&key_of(key)).cloned())?;
+        if present.is_none() {
+            self.set(space, key, Some(value));
+        }
+        self.check_get(space, key)
+    }
+
+    fn pop(&mut self, space: u8, back: bool) -> StepResult {
+        let ks = self.space(space);
+        let popped = if back { ks.pop_last() } else { ks.pop_first() };
+        if !self.is_ordered(space) {
+            if !matches!(popped, Err(Error::Unsupported { .. })) {
+                return Err(format!("a pop of an unordered engine answers {popped:?}"));
+            }
+            // All engines must have the same pairs after the step.
+            let map = self.map(space);
+            let key = if back { map.keys().next_back() } else { map.keys().next() };
+            let Some(key) = key.cloned() else { return Ok(()) };
+            expect_ok("remove", self.space(space).remove(&key))?;
+            self.map(space).remove(&key);
+            return Ok(());
+        }
+        let popped = expect_ok("pop", popped)?.map(|(key, value)| (key.to_vec(), Arc::from(&*value)));
+        let map = self.map(space);
+        let expected = if back { map.last_key_value() } else { map.first_key_value() };
+        same("the popped pair", &popped, &expected.map(|(key, value)| (key.clone(), Arc::clone(value))))?;
+        if let Some((key, _)) = popped {
+            self.map(space).remove(&key);
+        }
+        Ok(())
     }
 
     fn multi_get(&mut self, space: u8, keys: &[u16]) -> StepResult {
@@ -491,9 +533,9 @@ impl<'a> ModelRunner<'a> {
         if self.iters.len() == MAX_OPEN {
             self.iters.remove(0);
         }
-        let left = pairs_in_range(self.map(space), ends).into();
+        let pairs: PairList = pairs_in_range(self.map(space), ends);
         let iter = expect_ok("range", self.space(space).range(ends.bounds()))?;
-        self.iters.push(OpenIter { iter, ordered, remaining: left });
+        self.iters.push(OpenIter { iter, ordered, remaining: 0..pairs.len(), pairs });
         Ok(())
     }
 
@@ -509,16 +551,35 @@ impl<'a> ModelRunner<'a> {
             let got = got.map(|pair| expect_ok("iterator", pair)).transpose()?;
             let got = got.map(|(key, value)| (key.to_vec(), Arc::<[u8]>::from(&*value)));
             let expected = if !open.ordered {
-                let place = got.as_ref().and_then(|got| open.remaining.iter().position(|pair| pair == got));
-                place
-                    .and_then(|place| open.remaining.remove(place))
-                    .or_else(|| open.remaining.front().cloned())
-            } else if back {
-                open.remaining.pop_back()
+                let place = got.as_ref().and_then(|got| open.pairs.iter().position(|pair| pair == got));
+                place.map(|place| open.pairs.remove(place)).or_else(|| open.pairs.first().cloned())
             } else {
-                open.remaining.pop_front()
+                let next = if back { open.remaining.next_back() } else { open.remaining.next() };
+                next.map(|index| open.pairs[index].clone())
             };
             same("the next pair", &got, &expected)?;
+        }
+        Ok(())
+    }
+
+    fn iter_seek(&mut self, which: usize, key: u16, back: bool) -> StepResult {
+        if self.iters.is_empty() {
+            return Ok(());
+        }
+        let which = which % self.iters.len();
+        let (open, key) = (&mut self.iters[which], key_of(key));
+        let sought = if back { open.iter.seek_back(&key) } else { open.iter.seek(&key) };
+        if !open.ordered {
+            return match sought {
+                Err(Error::Unsupported { .. }) => Ok(()),
+                other => Err(format!("a seek of an unordered engine answers {other:?}")),
+            };
+        }
+        expect_ok("seek", sought)?;
+        if back {
+            open.remaining.end = open.pairs.partition_point(|(present, _)| *present <= key);
+        } else {
+            open.remaining.start = open.pairs.partition_point(|(present, _)| *present < key);
         }
         Ok(())
     }

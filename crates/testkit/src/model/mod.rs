@@ -24,6 +24,7 @@ mod execute;
 mod run;
 mod shrink;
 mod steps;
+mod transact;
 
 pub use execute::ModelFailure;
 pub use run::run;

@@ -5,6 +5,7 @@
 
 use std::ops::Bound;
 
+use super::transact::TransactionStep;
 use crate::crash::workload::TestRandom;
 use crate::fixture::TestSetting;
 
@@ -16,6 +17,9 @@ pub(super) const KEYS: u16 = 120;
 /// A value: its length, and a number that determines its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct ValueSpec(pub usize, pub u32);
+
+/// Change of a key: its keyspace, its number, and its value, or `None` to remove it.
+pub(super) type KeyChange = (u8, u16, Option<ValueSpec>);
 
 /// A range by the numbers of its ends; see [`RangeSpec::bounds`].
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +46,9 @@ pub enum ModelStep {
     Batch { ops: Vec<(u8, u16, Option<ValueSpec>)>, expects: Vec<(u8, u16, bool)>, sync: bool },
     Swap { space: u8, key: u16, right: bool, new: Option<ValueSpec> },
     Update { space: u8, key: u16, how: u8, concurrent: ConcurrentChange },
+    InsertIfAbsent(u8, u16, ValueSpec),
+    Pop { space: u8, back: bool },
+    Transact(TransactionStep),
     Get(u8, u16),
     MultiGet(u8, Vec<u16>),
     Scan { space: u8, ends: RangeSpec, back: bool },
@@ -54,6 +61,7 @@ pub enum ModelStep {
     SnapshotClose(usize),
     IterOpen { space: u8, ends: RangeSpec },
     IterStep { which: usize, count: usize, back: bool },
+    IterSeek { which: usize, key: u16, back: bool },
     IterClose(usize),
     RemoveRange { space: u8, ends: RangeSpec },
     Clear(u8),
@@ -158,9 +166,21 @@ impl StepGenerator {
         ModelStep::Batch { ops, expects: expects.collect(), sync: false }
     }
 
+    fn transaction(&mut self, setting: TestSetting) -> TransactionStep {
+        let reads = (0..self.below(5)).map(|_| (self.space(), self.key())).collect();
+        let changes = (0..self.below(5)).map(|_| (self.space(), self.key(), self.change(setting))).collect();
+        let scan = self.one_in(3).then(|| self.space());
+        let outside =
+            self.one_in(2).then(|| ((self.space(), self.key(), self.change(setting)), self.one_in(2)));
+        TransactionStep { reads, changes, scan, outside }
+    }
+
     fn step(&mut self, setting: TestSetting) -> ModelStep {
         match self.below(1000) {
-            0..=259 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            0..=209 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            210..=239 => ModelStep::Transact(self.transaction(setting)),
+            240..=253 => ModelStep::InsertIfAbsent(self.space(), self.key(), self.value(setting)),
+            254..=259 => ModelStep::Pop { space: self.space(), back: self.one_in(2) },
             260..=359 => ModelStep::Remove(self.space(), self.key()),
             360..=439 => match self.batch(setting) {
                 ModelStep::Batch { ops, expects, .. } => {
@@ -201,7 +221,8 @@ impl StepGenerator {
             }
             820..=844 => ModelStep::SnapshotClose(self.below(8)),
             845..=864 => ModelStep::IterOpen { space: self.space(), ends: self.ends() },
-            865..=914 => {
+            865..=879 => ModelStep::IterSeek { which: self.below(8), key: self.key(), back: self.one_in(2) },
+            880..=914 => {
                 ModelStep::IterStep { which: self.below(8), count: self.below(12), back: self.one_in(2) }
             }
             915..=924 => ModelStep::IterClose(self.below(8)),

@@ -13,7 +13,7 @@ use super::*;
 /// Opens a database on a slow disk. One copy at a time takes long: its commit stays in the window
 /// for many steps of other threads, as if its thread were descheduled (scenario W33). A sync
 /// returns long after the device has the bytes.
-fn open_on_a_slow_disk(machine: &ModelMachine) -> Database {
+pub(super) fn open_on_a_slow_disk(machine: &ModelMachine) -> Database {
     const TURNS: usize = 40;
     let (recording_disk, is_slow) =
         (RecordingDisk::new(Arc::new(machine.disk.clone())), AtomicBool::new(false));
@@ -223,10 +223,11 @@ fn commits_during_a_checkpoint_survive_a_kill() {
     on_every_engine(300, commits_during_a_checkpoint);
 }
 
-/// Scenario W31: garbage collection repoints entries that commits in the window supersede. (Fails
-/// if it does not hold the stripe of the key.)
+/// Scenario W31: garbage collection repoints entries that commits in the window supersede. It moves
+/// the oldest entries; the writer supersedes these last, so that both meet. (Fails if garbage
+/// collection does not hold the stripe of the key.)
 fn overwrites_during_cleaning(engine: &str) {
-    const KEYS: u32 = 12;
+    const KEYS: u32 = 24;
     let machine = ModelMachine::default();
     let db = open_on_a_slow_disk(&machine);
     let keyspace = open_keyspace(&db, "a", engine);
@@ -238,12 +239,12 @@ fn overwrites_during_cleaning(engine: &str) {
     db.persist().expect("it persists");
     let upkeep = {
         let db = db.clone();
-        spawn(move || (0..2).for_each(|_| _ = db.pump().expect("it pumps")))
+        spawn(move || (0..4).for_each(|_| _ = db.pump().expect("it pumps")))
     };
     let writer = {
         let keyspace = keyspace.clone();
         spawn(move || {
-            (0..KEYS).for_each(|n| keyspace.insert(format!("{n}"), "y").expect("it inserts"));
+            (0..KEYS).rev().for_each(|n| keyspace.insert(format!("{n}"), "y").expect("it inserts"));
         })
     };
     join([upkeep, writer]);

@@ -34,7 +34,7 @@ fn count_during_conversion(engine: &str) {
                     batch.insert(&keyspace, format!("new{n}"), "too");
                     match batch.commit() {
                         Ok(()) => break,
-                        Err(sheaf::Error::Conflict) => {}
+                        Err(sheaf::Error::Conflict { .. }) => {}
                         Err(error) => panic!("{error}"),
                     }
                 }

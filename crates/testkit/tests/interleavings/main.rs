@@ -13,6 +13,8 @@ mod copying;
 mod creating;
 mod opening;
 mod reading;
+mod tasks;
+mod transactions;
 mod waiting;
 mod writing;
 

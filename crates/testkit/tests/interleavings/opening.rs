@@ -1,4 +1,4 @@
-//! Opening: several threads replay the store log, and the first operations apply deferred entries.
+//! Opening: several threads replay the logs, and the first operations apply deferred entries.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::*;
 /// the newest commit must win. With the least `memory` each record is replayed alone. (Fails if a
 /// replay thread does not check again, when its turn comes, that the key still has the entry that
 /// it looked up.)
-fn replay_by_several_threads(memory: u64) {
+fn replay_by_several_threads(engine: &str, memory: u64) {
     let machine = ModelMachine::default();
     let db = machine.open();
-    let keyspace = open_keyspace(&db, "a", "flat");
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..16u32 {
         keyspace.insert(format!("{}", n % 2), vec![b'x'; 900]).expect("it inserts");
         if n % 3 == 0 {
@@ -19,7 +19,7 @@ fn replay_by_several_threads(memory: u64) {
         }
     }
     let states = |db: &Database| {
-        let keyspace = open_keyspace(db, "a", "flat");
+        let keyspace = open_keyspace(db, "a", engine);
         let state = ["0", "1"].map(|key| keyspace.contains_key(key).expect("it reads"));
         (state, keyspace.iter().expect("it begins").count(), keyspace.len().expect("it counts"))
     };
@@ -32,23 +32,27 @@ fn replay_by_several_threads(memory: u64) {
 
 #[test]
 fn parallel_replay_of_the_same_keys_is_correct() {
-    explore(500, || replay_by_several_threads(1));
+    explore(500, || replay_by_several_threads("flat", 1));
 }
 
 #[test]
 fn parallel_replay_with_buffers_misses_nothing() {
-    explore(100, || replay_by_several_threads(16 << 20));
+    explore(100, || replay_by_several_threads("flat", 16 << 20));
 }
 
-/// After a kill, the first reader, the first updater and background work run at the same time. They
-/// must find all commits, and so must the next opening.
-fn first_users_after_a_kill(engine: &str) {
-    let machine = ModelMachine::default();
-    let db = machine.open();
-    let keyspace = open_keyspace(&db, "a", engine);
+#[test]
+fn parallel_replay_into_memtables_is_correct() {
+    for engine in ["flex", "delsm", "kreon"] {
+        explore(100, move || replay_by_several_threads(engine, 16 << 20));
+    }
+}
+
+/// Writes to `keys` keys in turn, and removes the key in every fifth of `count` steps. Returns the
+/// pairs.
+fn write_and_remove(keyspace: &Keyspace, count: u32, keys: u32) -> BTreeMap<String, String> {
     let mut expected = BTreeMap::new();
-    for n in 0..24u32 {
-        let key = (n % 9).to_string();
+    for n in 0..count {
+        let key = (n % keys).to_string();
         if n % 5 == 4 {
             keyspace.remove(&key).expect("it removes");
             expected.remove(&key);
@@ -57,6 +61,38 @@ fn first_users_after_a_kill(engine: &str) {
             expected.insert(key, n.to_string());
         }
     }
+    expected
+}
+
+/// Threads read and replay several pieces of the journal. Each key has records in all of them.
+fn replay_of_the_journal(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.builder().checkpoints(false).open("/db").expect("it opens");
+    let keyspace = open_keyspace(&db, "a", engine);
+    let expected = write_and_remove(&keyspace, 70, 7);
+    let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() };
+    let again = after.builder().inline(false).read_only(true).open("/db").expect("it opens");
+    let keyspace = open_keyspace(&again, "a", engine);
+    let shown = keyspace.iter().expect("it begins").map(|pair| pair.expect("it reads"));
+    let shown: BTreeMap<_, _> = shown.map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+    let expected = expected.into_iter().map(|(key, value)| (key.into_bytes(), value.into_bytes()));
+    assert_eq!(shown, expected.collect::<BTreeMap<_, _>>(), "{engine}");
+}
+
+#[test]
+fn parallel_replay_of_the_journal_is_correct() {
+    for engine in ["flex", "delsm"] {
+        explore(100, move || replay_of_the_journal(engine));
+    }
+}
+
+/// After a kill, the first reader, the first updater and background work run at the same time. They
+/// must find all commits, and so must the next opening.
+fn first_users_after_a_kill(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
+    let mut expected = write_and_remove(&keyspace, 24, 9);
     let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() };
     let again = after.open();
     let keyspace = open_keyspace(&again, "a", engine);

@@ -50,7 +50,7 @@ fn expect_during_removal(engine: &str) {
         let mut batch = db2.batch();
         batch.insert(&theirs, "k", "2").expect_value(&theirs, "k", Some(b"1"));
         match batch.commit() {
-            Ok(()) | Err(sheaf::Error::Conflict) => {}
+            Ok(()) | Err(sheaf::Error::Conflict { .. }) => {}
             Err(other) => panic!("{other}"),
         }
     });

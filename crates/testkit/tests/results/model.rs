@@ -21,6 +21,15 @@ fn flat_plain_agrees_with_a_map_on_the_simulated_disk() {
     sheaf_testkit::model::run(&TestSubject::flat_plain(), 0, budget).must_hold(100_000);
 }
 
+/// Sequences contain kills: the next opening finds the bytes that were stored through mappings.
+#[test]
+fn flat_in_persistent_memory_agrees_with_a_map() {
+    for seed in 0..12 {
+        let setting = TestSetting::new(DiskKind::Real, seed % 3 != 2, true);
+        case(TestSubject::flat_persistent().name, setting, seed, 1200).must_hold();
+    }
+}
+
 #[test]
 fn engines_and_geometries_agree_on_the_same_trace() {
     for seed in 1000..1006 {

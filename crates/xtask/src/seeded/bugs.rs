@@ -1,7 +1,7 @@
 //! # The table of seeded bugs
 //!
 //! All are in the code of the commit window or in structures that several commits change at the
-//! same time (decisions/0027). W1 to W13 are its rules, W25 to W40 its scenarios (docs/commit.md).
+//! same time (decisions/0027). W1 to W13 are its rules, W25 to W42 its scenarios (docs/commit.md).
 
 /// A bug, and the test that must find it.
 #[derive(Debug)]
@@ -72,6 +72,10 @@ const VIEWS: &str = "crates/engine/src/views.rs";
 const COMMIT: &str = "crates/store/src/commit/mod.rs";
 const EXECUTE: &str = "crates/store/src/commit/execute.rs";
 
+const TRANSACTION: &str = "crates/store/src/commit/transaction.rs";
+const RESERVE: &str = "crates/store/src/commit/reserve.rs";
+const RECENT_KEYS: &str = "crates/engine/src/window/recent_keys.rs";
+
 const ENGINE: &str = "sheaf-engine";
 const VISIBLE_TEST: BugTest =
     unit_test(ENGINE, "window::interleavings::each_commit_becomes_visible_and_every_wait_ends");
@@ -86,6 +90,9 @@ const READ_SURVIVES_TEST: BugTest =
     database_test(Some("flat"), "committing::committed_or_read_values_survive_a_kill");
 const OPPOSITE_BATCHES_TEST: BugTest =
     database_test(Some("flat"), "committing::batches_with_keys_in_opposite_orders_all_commit");
+const RANGE_TEST: BugTest =
+    database_test(Some("flat"), "transactions::at_most_one_transaction_finds_a_keyspace_empty");
+const RANGE_CHECK_TEST: BugTest = unit_test(ENGINE, "window::interleavings::a_range_check_misses_no_commit");
 const DURABLE_TEST: BugTest =
     database_test(Some("flat"), "committing::acknowledged_durable_commits_survive_a_power_cut");
 
@@ -404,10 +411,10 @@ pub(super) const BUGS: &[SeededBug] = &[
         edits: &[
             SourceEdit {
                 find: "            let held = self.pipeline.stripes.lock(&stripes);",
-                replace: "            let first = writes.iter().position(is_outdated);\n            let held = self.pipeline.stripes.lock(&stripes);",
+                replace: "            let first = writes.iter().position(|write| self.is_outdated(write));\n            let held = self.pipeline.stripes.lock(&stripes);",
             },
             SourceEdit {
-                find: "if let Some(first) = writes.iter().position(is_outdated) {",
+                find: "if let Some(first) = writes.iter().position(|write| self.is_outdated(write)) {",
                 replace: "if let Some(first) = first {",
             },
         ],
@@ -551,6 +558,72 @@ pub(super) const BUGS: &[SeededBug] = &[
         }],
         effect: BugEffect::Failure,
         test: database_test(None, "opening::parallel_replay_of_the_same_keys_is_correct"),
+    },
+    SeededBug {
+        name: "a-transaction-takes-its-snapshot-before-it-registers",
+        breaks: "W42",
+        file: TRANSACTION,
+        edits: &[SourceEdit {
+            find: "        let mut reader = store.pipeline.recent_keys.register(&store.pipeline.progress);\n        let view = match store.view() {",
+            replace: "        let view = store.view();\n        (0..200).for_each(|_| sheaf_platform::sync::thread::yield_now());\n        let mut reader = store.pipeline.recent_keys.register(&store.pipeline.progress);\n        let view = match view {",
+        }],
+        effect: BugEffect::Failure,
+        test: RANGE_TEST,
+    },
+    SeededBug {
+        name: "a-commit-records-its-keys-after-it-is-complete",
+        breaks: "W42",
+        file: COMMIT,
+        edits: &[
+            SourceEdit {
+                find: "        if self.pipeline.recent_keys.has_readers() {",
+                replace: "        let records = self.pipeline.recent_keys.has_readers();\n        if false {",
+            },
+            SourceEdit {
+                find: "        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();",
+                replace: "        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();\n        if records {\n            (0..200).for_each(|_| sheaf_platform::sync::thread::yield_now());\n            let keys = writes.iter().map(|write| (write.keyspace.id(), write.op.key));\n            self.pipeline.recent_keys.record(seq, keys, &self.context.memory);\n        }",
+            },
+        ],
+        effect: BugEffect::Failure,
+        test: RANGE_TEST,
+    },
+    SeededBug {
+        name: "a-range-check-does-not-wait-for-commits",
+        breaks: "W42",
+        file: TRANSACTION,
+        edits: &[SourceEdit { find: "        self.pipeline.progress.wait(last)?;\n", replace: "" }],
+        effect: BugEffect::Failure,
+        test: RANGE_TEST,
+    },
+    SeededBug {
+        name: "a-transaction-reserves-without-its-range-check",
+        breaks: "W42",
+        file: RESERVE,
+        edits: &[SourceEdit { find: "            && reads.ranges.is_empty()\n", replace: "" }],
+        effect: BugEffect::Failure,
+        test: RANGE_TEST,
+    },
+    SeededBug {
+        name: "a-transaction-trusts-a-check-that-was-not-prepared",
+        breaks: "R16, 13",
+        file: TRANSACTION,
+        edits: &[SourceEdit {
+            find: "            Some(VersionCheck { is_prepared: false, .. }) => true,",
+            replace: "            Some(VersionCheck { is_prepared: false, .. }) => false,",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("flat"), "transactions::transactions_next_to_updates_all_count"),
+    },
+    SeededBug {
+        name: "a-key-keeps-its-first-recorded-commit",
+        breaks: "W42",
+        file: RECENT_KEYS,
+        edits: &[SourceEdit {
+            find: "            Some(newest) => *newest = seq.max(*newest),",
+            replace: "            Some(_) => {}",
+        }],
+        effect: BugEffect::Failure,
+        test: RANGE_CHECK_TEST,
     },
     SeededBug {
         name: "a-forked-child-takes-itself-for-its-parent",

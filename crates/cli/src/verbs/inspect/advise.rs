@@ -13,7 +13,6 @@
 
 use std::io::Write;
 use std::num::NonZeroU64;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -176,10 +175,22 @@ fn disk_bytes(dir: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     let of = |entry: std::fs::DirEntry| match entry.metadata() {
         Ok(found) if found.is_dir() => disk_bytes(&entry.path()),
-        Ok(found) => found.blocks() * 512,
+        Ok(found) => file_bytes(&found),
         Err(_) => 0,
     };
     entries.flatten().map(of).sum()
+}
+
+/// Returns the bytes of the blocks of a file.
+#[cfg(unix)]
+fn file_bytes(found: &std::fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::blocks(found) * 512
+}
+
+/// Returns the length of a file; its blocks are unknown.
+#[cfg(not(unix))]
+fn file_bytes(found: &std::fs::Metadata) -> u64 {
+    found.len()
 }
 
 fn print(out: &mut impl Write, answer: &KeyspaceAdvice) -> Result {

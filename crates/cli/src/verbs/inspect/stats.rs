@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value as Json, json};
 use sheaf::{
     BlobStats, CacheStats, DatabaseOverview, DatabaseStats, DescriptorStats, KeyspaceOverview, LogStats,
-    StallKind, StallStats,
+    StallKind, StallStats, TransactionStats,
 };
 
 use crate::args::ReportArgs;
@@ -69,6 +69,10 @@ fn print(out: &mut impl Write, path: &Path, all: &DatabaseOverview) -> Result {
     if stats.pinned_states > 0 {
         let (states, held) = (many(stats.pinned_states, "pinned state"), size(stats.pinned_bytes));
         writeln!(out, "  {states} of backups and readers: {held} cannot be reclaimed")?;
+    }
+    let TransactionStats { committed, conflicts, .. } = stats.transactions;
+    if committed + conflicts > 0 {
+        writeln!(out, "  {}, {}", many(committed, "transaction"), many(conflicts, "conflict"))?;
     }
     print_stalls(out, stats)?;
     writeln!(out, "{heading}keyspaces{heading:#}")?;
@@ -154,6 +158,12 @@ pub(crate) fn as_json(all: &DatabaseOverview) -> Json {
         "pinned_states": stats.pinned_states,
         "pinned_bytes": stats.pinned_bytes,
         "throttles": stats.throttles,
+        "transactions": {
+            "committed": stats.transactions.committed,
+            "conflicts": stats.transactions.conflicts,
+            "range_readers": stats.transactions.range_readers,
+            "recent_key_bytes": stats.transactions.recent_key_bytes,
+        },
         "stalls": stats.stalls.iter().map(stall_as_json).collect::<Vec<_>>(),
         "checkpoints": stats.checkpoints,
         "checkpoint_bytes": stats.checkpoint_bytes,

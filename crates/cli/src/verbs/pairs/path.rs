@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
 
 use clap::Args;
 
@@ -37,7 +36,7 @@ pub(crate) fn run(args: &PathArgs) -> Result {
         }));
     };
     let mut out = stdout();
-    out.write_all(path.as_os_str().as_bytes())?;
+    out.write_all(path.as_os_str().as_encoded_bytes())?;
     writeln!(out)?;
     Ok(out.flush()?)
 }

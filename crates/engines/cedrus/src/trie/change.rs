@@ -79,8 +79,15 @@ impl Trie {
     /// # Errors
     ///
     /// Returns an error if a page on the path is damaged.
-    pub(crate) fn replace(&self, hash: u32, from: Address, to: Address, guard: &Guard) -> TrieResult<bool> {
-        self.begin_change(hash, guard)?.replace(hash, from.bits(), to.bits())
+    pub(crate) fn replace(
+        &self,
+        hash: impl Into<KeyHash>,
+        from: Address,
+        to: Address,
+        guard: &Guard,
+    ) -> TrieResult<bool> {
+        let hash = hash.into();
+        self.begin_change(hash.path, guard)?.replace(hash, from.bits(), to.bits())
     }
 
     /// Removes the entry of `hash` at `address`. Returns false if there is no such entry.
@@ -88,8 +95,14 @@ impl Trie {
     /// # Errors
     ///
     /// Returns an error if a page on the path is damaged.
-    pub(crate) fn remove(&self, hash: u32, address: Address, guard: &Guard) -> TrieResult<bool> {
-        self.begin_change(hash, guard)?.remove(hash, address.bits())
+    pub(crate) fn remove(
+        &self,
+        hash: impl Into<KeyHash>,
+        address: Address,
+        guard: &Guard,
+    ) -> TrieResult<bool> {
+        let hash = hash.into();
+        self.begin_change(hash.path, guard)?.remove(hash, address.bits())
     }
 
     /// Removes all entries and pages.
@@ -453,10 +466,10 @@ impl<'a> TrieChange<'a> {
 
     /// Changes an address in place. The structure and all other entries stay, so only readers of
     /// this hash's shard retry.
-    fn replace(&mut self, hash: u32, from: u64, to: u64) -> TrieResult<bool> {
-        let (_, child) = self.trie.descend(hash, self.guard, |_| {})?;
+    fn replace(&mut self, hash: KeyHash, from: u64, to: u64) -> TrieResult<bool> {
+        let (_, child) = self.trie.descend(hash.path, self.guard, |_| {})?;
         let Some((holder, _, index)) = self.find_holder(child, hash, from)? else { return Ok(false) };
-        self.invalidate_readers((hash, hash));
+        self.invalidate_readers((hash.path, hash.path));
         self.make_list_writable(holder)?.set_address(index, to);
         self.count_entry(from, false);
         self.count_entry(to, true);
@@ -468,7 +481,7 @@ impl<'a> TrieChange<'a> {
     fn find_holder(
         &self,
         child: u32,
-        hash: u32,
+        hash: KeyHash,
         address: u64,
     ) -> TrieResult<Option<(u32, EntryList<'a>, usize)>> {
         if child == EMPTY_REF {
@@ -479,7 +492,7 @@ impl<'a> TrieChange<'a> {
             return Ok(Some((child, list, index)));
         }
         let mut holder = None;
-        if list.is_link && list.prefix == hash {
+        if list.is_link && list.prefix == hash.path {
             self.trie.for_each_link(&list, self.guard, |link, list| {
                 holder = holder.or_else(|| list.find(hash, address).map(|index| (link, *list, index)));
             })?;
@@ -508,10 +521,10 @@ impl<'a> TrieChange<'a> {
         Ok((first, len))
     }
 
-    fn remove(&mut self, hash: u32, address: u64) -> TrieResult<bool> {
-        let (path, child) = self.path(hash)?;
+    fn remove(&mut self, hash: KeyHash, address: u64) -> TrieResult<bool> {
+        let (path, child) = self.path(hash.path)?;
         let Some((holder, list, index)) = self.find_holder(child, hash, address)? else { return Ok(false) };
-        let run = self.invalidate_run(&path, child, hash)?;
+        let run = self.invalidate_run(&path, child, hash.path)?;
         self.count_entry(address, false);
         self.make_list_writable(holder)?.remove(index);
         let left = list.count - 1;
@@ -525,7 +538,7 @@ impl<'a> TrieChange<'a> {
             self.shrink_list(holder, &list)?;
         }
         if left * 2 <= self.trie.shape.merge_limit() {
-            self.merge_neighbours(path, run, hash)?;
+            self.merge_neighbours(path, run, hash.path)?;
         }
         Ok(true)
     }

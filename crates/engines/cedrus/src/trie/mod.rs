@@ -44,7 +44,7 @@ use smallvec::{SmallVec, smallvec};
 
 use self::root::TrieRoot;
 use self::shard::{ShardGuard, TrieShards};
-use crate::entry_list::{EntryList, TrieEntry, hash_prefix};
+use crate::entry_list::{EntryList, KeyHash, TrieEntry, hash_prefix};
 use crate::heap::{FrozenTrie, PageHeap, PageKind};
 use crate::resident_pages::{MAX_PAGES, ResidentPages};
 use crate::shape::{HASH_BITS, LINE_WORDS, TrieShape};
@@ -347,7 +347,14 @@ impl Trie {
     /// Returns the addresses of all entries of `hash`. Calls `ask` with each address as soon as it
     /// is read, for a prefetch; it may be wrong.
     #[inline]
-    pub(crate) fn find(&self, hash: u32, guard: &Guard, ask: impl Fn(Address)) -> TrieResult<FoundAddresses> {
+    pub(crate) fn find(
+        &self,
+        hash: impl Into<KeyHash>,
+        guard: &Guard,
+        ask: impl Fn(Address),
+    ) -> TrieResult<FoundAddresses> {
+        let key_hash = hash.into();
+        let hash = key_hash.path;
         self.read_consistent(hash, || {
             let mut found = FoundAddresses::new();
             let (_, child) = self.descend(hash, guard, |_| {})?;
@@ -363,7 +370,7 @@ impl Trie {
                 return self.for_each_link(&list, guard, |_, _| {}).map(|()| found);
             }
             let mut gather = |list: &EntryList<'_>| {
-                list.matches(hash, |index| {
+                list.matches(key_hash, |index| {
                     let address = Address::from_bits(list.address(index));
                     ask(address);
                     found.push(address);

@@ -48,14 +48,17 @@ fn check_against_model(trie: &Trie, model: &[TrieEntry]) {
     let mut seen = check_trie(trie).entries;
     seen.sort_unstable();
     assert!(seen == model && all(trie) == model);
-    for same in model.chunk_by(|a, b| a.hash == b.hash) {
-        let mut found = trie.find(same[0].hash, guard, |_| {}).unwrap();
+    for same in model.chunk_by(|a, b| a.key_hash() == b.key_hash()) {
+        let mut found = trie.find(same[0].key_hash(), guard, |_| {}).unwrap();
         found.sort_unstable_by_key(|address| address.bits());
         assert!(found.iter().map(|address| address.bits()).eq(same.iter().map(|entry| entry.address)));
     }
 }
 
-const SHAPES: [TrieShape; 9] = [
+const SHAPES: [TrieShape; 12] = [
+    TrieShape { hash_bits: 40, ..TrieShape::NORMAL },
+    TrieShape { hash_bits: 40, ..TrieShape::TINY },
+    TrieShape { node_bits: 8, max_list_entries: 128, hash_bits: 40, ..TrieShape::NORMAL },
     TrieShape::TINY,
     TrieShape::NORMAL,
     TrieShape { node_bits: 7, max_list_entries: 8, root_bits: 7, ..TrieShape::NORMAL },
@@ -69,7 +72,7 @@ const SHAPES: [TrieShape; 9] = [
 
 #[test]
 fn random_changes_agree_with_a_list_of_entries() {
-    for (seed, shape) in (0u64..).zip(SHAPES.iter().cycle().take(27)) {
+    for (seed, shape) in (0u64..).zip(SHAPES.iter().cycle().take(36)) {
         let (trie, mut dice, mut model) = (Trie::new(*shape), TestRng(seed), Vec::<TrieEntry>::new());
         let guard = &epoch::pin();
         let mut number = 0;
@@ -87,31 +90,69 @@ fn random_changes_agree_with_a_list_of_entries() {
                         hash = shape.truncate_hash(u64::from(hash) << 32);
                     }
                     number += 1;
-                    let entry = TrieEntry::new(hash, place(number));
+                    let tail = shape.key_hash(dice.next()).tail;
+                    let entry = TrieEntry::new(KeyHash { path: hash, tail }, place(number));
                     trie.insert(entry, guard).unwrap();
                     model.push(entry);
                 } else if dice.below(4) == 0 {
                     let at = dice.below(model.len());
                     number += 1;
-                    let TrieEntry { hash, address } = model[at];
+                    let (hash, address) = (model[at].key_hash(), model[at].address);
                     let (from, to) = (Address::from_bits(address), place(number));
                     assert!(trie.replace(hash, from, to, guard).unwrap());
                     assert!(!trie.replace(hash, from, to, guard).unwrap());
                     model[at].address = to.bits();
                 } else {
-                    let TrieEntry { hash, address } = model.swap_remove(dice.below(model.len()));
+                    let entry = model.swap_remove(dice.below(model.len()));
+                    let (hash, address) = (entry.key_hash(), entry.address);
                     assert!(trie.remove(hash, Address::from_bits(address), guard).unwrap());
                     assert!(!trie.remove(hash, Address::from_bits(address), guard).unwrap());
                 }
             }
             check_against_model(&trie, &model);
         }
-        for TrieEntry { hash, address } in model.drain(..) {
+        for entry in model.drain(..) {
+            let (hash, address) = (entry.key_hash(), entry.address);
             assert!(trie.remove(hash, Address::from_bits(address), guard).unwrap());
         }
         check_against_model(&trie, &[]);
         assert_eq!((trie.heap().resident, trie.len()), (0, 0), "an empty trie has no page");
     }
+}
+
+/// Returns how many entries a look-up of a missing key finds: the records of other keys it reads.
+fn foreign_records(shape: TrieShape, keys: u32, missing: u32, hash: impl Fn(u64) -> u64) -> f64 {
+    let (trie, guard) = (Trie::new(shape), &epoch::pin());
+    let key_hash = |n: u32| shape.key_hash(hash(u64::from(n)));
+    let insert = |n: u32| trie.insert(TrieEntry::new(key_hash(n), place(u64::from(n))), guard);
+    (0..keys).for_each(|n| insert(n).unwrap());
+    let found = |n: u32| trie.find(key_hash(n), guard, |_| {}).unwrap().len();
+    let all: usize = (keys..keys + missing).map(found).sum();
+    f64::from(u32::try_from(all).unwrap()) / f64::from(missing)
+}
+
+/// A look-up of a missing key reads n / 2^h records of other keys. Shorter hashes show this with
+/// few keys.
+#[test]
+fn a_look_up_reads_records_of_other_keys_as_calculated() {
+    for (hash_bits, keys) in [(8, 1_000), (16, 100_000), (16, 20_000), (24, 300_000)] {
+        let shape = TrieShape { hash_bits, ..TrieShape::NORMAL };
+        let read = foreign_records(shape, keys, 100_000, |n| TestRng(n).next());
+        let expected = f64::from(keys) / f64::from(hash_bits).exp2();
+        assert!((read / expected - 1.0).abs() < 0.1, "{hash_bits} bits, {keys} keys: {read}, {expected}");
+    }
+}
+
+/// Hashes with 24 constant bits are like 2^24 times as many keys: the fifth byte divides the reads
+/// of other records by 256.
+#[test]
+fn a_fifth_byte_of_the_hash_divides_the_reads_by_256() {
+    let hash = |n| TestRng(n).next() & !(0x00FF_FFFF << 32);
+    let read =
+        |hash_bits| foreign_records(TrieShape { hash_bits, ..TrieShape::NORMAL }, 60_000, 20_000, hash);
+    let (four, five) = (read(32), read(40));
+    assert!((four / (60_000.0 / 256.0) - 1.0).abs() < 0.02, "{four}");
+    assert!((four / five / 256.0 - 1.0).abs() < 0.05, "{four}, {five}");
 }
 
 #[test]
@@ -216,11 +257,11 @@ fn change_some(trie: &Trie, model: &mut Vec<TrieEntry>, dice: &mut TestRng, chan
         let at = dice.below(model.len().max(1));
         match dice.below(3) {
             0 if !model.is_empty() => {
-                let TrieEntry { hash, address } = model.swap_remove(at);
+                let TrieEntry { hash, address, .. } = model.swap_remove(at);
                 assert_eq!(trie.remove(hash, Address::from_bits(address), guard), Ok(true));
             }
             1 if !model.is_empty() => {
-                let TrieEntry { hash, address } = model[at];
+                let TrieEntry { hash, address, .. } = model[at];
                 assert_eq!(trie.replace(hash, Address::from_bits(address), place(number), guard), Ok(true));
                 model[at].address = place(number).bits();
             }
@@ -248,7 +289,7 @@ fn lists_of_several_shards_are_read_and_split() {
                 check_against_model(&trie, &model);
             }
             let guard = &epoch::pin();
-            for TrieEntry { hash, address } in model.drain(..) {
+            for TrieEntry { hash, address, .. } in model.drain(..) {
                 assert_eq!(trie.remove(hash, Address::from_bits(address), guard), Ok(true));
             }
             check_against_model(&trie, &[]);

@@ -1,4 +1,7 @@
-//! # Flush: moves a frozen memtable into tables of level 0
+//! # Flush: moves frozen memtables into tables of level 0
+//!
+//! A flush takes the oldest frozen memtable, or several of the oldest. It merges them, so that the
+//! tables have each key once, with the versions that a view or a later reader may need.
 //!
 //! Blobs are adopted in place: the key list names them by their ids. They are linked into the
 //! directory of a table by a merge, or when the database is idle. Until then the files of a table
@@ -8,7 +11,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_engine::memtable::{Memtable, MemtableEntry, MemtableVersion as MemVersion};
+use sheaf_engine::memtable::{Memtable, MemtableVersion as MemVersion};
 use sheaf_engine::views::Views;
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::Seq;
@@ -19,12 +22,54 @@ use crate::engine::DelsmEngine;
 use crate::files::list::{BlobLocation, ListEntry, ValueRef};
 use crate::files::pack::{Pack, PackWriter};
 use crate::maintenance::{MaintenanceState, TableBuilder, TableOutputs};
-use crate::read::merge_inputs::{Direction, MemtableInput};
+use crate::read::merge_inputs::{Direction, MemtableInput, MergeHeads};
 use crate::tree::{Table, Version};
 
+/// Key of a flush, and its versions, newest first. Each has the memtable that contains it.
+struct FlushedKey<'m> {
+    key: &'m [u8],
+    versions: Vec<(&'m Memtable, MemVersion)>,
+}
+
+/// Merge of frozen memtables in the order of their keys.
+struct FlushInputs<'m> {
+    /// Newest memtable first. The first input with a key has its newest versions (tree I1).
+    inputs: Vec<MemtableInput<'m>>,
+    heads: MergeHeads,
+    with: Vec<usize>,
+}
+
+impl<'m> FlushInputs<'m> {
+    /// Returns the merge of `frozen`, oldest first.
+    fn new(frozen: &'m [Arc<Memtable>], guard: &Guard) -> FlushInputs<'m> {
+        let input = |memtable: &'m Arc<Memtable>| {
+            MemtableInput::new(memtable, Bound::Unbounded, Direction::Forward, guard)
+        };
+        let inputs: Vec<MemtableInput<'m>> = frozen.iter().rev().map(input).collect();
+        let heads = MergeHeads::new(inputs.iter().map(MemtableInput::peek), Direction::Forward);
+        FlushInputs { inputs, heads, with: Vec::new() }
+    }
+
+    /// Returns the next key.
+    fn take(&mut self, guard: &Guard) -> Option<FlushedKey<'m>> {
+        let inputs = &self.inputs;
+        let key = self.heads.next_key(|input| inputs[input].peek(), &mut self.with)?;
+        let mut versions = Vec::new();
+        for index in &self.with {
+            let input = &mut self.inputs[*index];
+            let memtable = input.memtable();
+            if let Some(entry) = input.take(guard) {
+                versions.extend(entry.versions().map(|version| (memtable, version)));
+            }
+            self.heads.update(*index, input.peek());
+        }
+        Some(FlushedKey { key, versions })
+    }
+}
+
 impl DelsmEngine {
-    /// Writes the frozen memtable into tables, names them in the manifest and publishes them. All
-    /// commits in it must be at or before `certain`.
+    /// Writes `frozen`, the oldest frozen memtables, into tables, names them in the manifest and
+    /// publishes them. All commits in them must be at or before `certain`.
     ///
     /// # Errors
     ///
@@ -33,11 +78,12 @@ impl DelsmEngine {
     pub(crate) fn flush(
         &self,
         work: &mut MaintenanceState,
-        frozen: &Arc<Memtable>,
+        frozen: &[Arc<Memtable>],
         views: &Views,
         certain: Seq,
     ) -> Result<()> {
-        assert!(frozen.newest() <= certain, "delsm (I3): a flush writes only durable commits");
+        let newest = frozen.iter().map(|memtable| memtable.newest()).max().unwrap_or(Seq::ZERO);
+        assert!(newest <= certain, "delsm (I3): a flush writes only durable commits");
         self.create_keyspace_dir(work)?;
         let mut pack = PackWriter::new(&self.keyspace.path, self.keyspace.owner(), work.next_number());
         let mut dead = Vec::new();
@@ -54,12 +100,12 @@ impl DelsmEngine {
             version.packs.insert(pack.number, Arc::new(pack));
         }
         version.levels[0].splice(0..0, tables);
-        let flushed_seq = work.flushed_seq.max(frozen.newest());
+        let flushed_seq = work.flushed_seq.max(newest);
         if let Err(error) = self.write_manifest(work, &version, flushed_seq) {
             work.is_sweep_due = true; // the unfinished files
             return Err(error);
         }
-        self.publish_version(version, true);
+        self.publish_version(version, frozen.len());
         work.is_space_short = false;
         work.schedule_sweep();
         for (died, id) in dead {
@@ -73,25 +119,25 @@ impl DelsmEngine {
     fn write_tables(
         &self,
         work: &mut MaintenanceState,
-        frozen: &Arc<Memtable>,
+        frozen: &[Arc<Memtable>],
         views: &Views,
         pack: &mut PackWriter,
         dead: &mut Vec<(Seq, u64)>,
     ) -> Result<(Vec<Arc<Table>>, Option<Pack>)> {
         let (is_all, disk) = (self.version().is_empty(), self.disk()?);
-        let mut merge_input = MemtableInput::new(frozen, Bound::Unbounded, Direction::Forward, &epoch::pin());
+        let mut inputs = FlushInputs::new(frozen, &epoch::pin());
         let mut outputs = TableOutputs::default();
         let mut kept = Vec::new();
         loop {
             let guard = epoch::pin();
-            let Some(entry) = merge_input.take(&guard) else { break };
-            self.versions_to_keep(frozen, &entry, views, dead, &mut kept, &guard)?;
-            while is_all && kept.last().is_some_and(|version| version.word.is_tombstone()) {
+            let Some(entry) = inputs.take(&guard) else { break };
+            self.versions_to_keep(&entry, views, dead, &mut kept, &guard)?;
+            while is_all && kept.last().is_some_and(|(_, version)| version.word.is_tombstone()) {
                 kept.pop(); // no older version is below
             }
-            let item = |version: MemVersion| {
-                let what = self.value_ref_of(frozen, version, pack, &guard)?;
-                Ok(ListEntry { key: entry.key().to_vec(), seq: version.seq, value: what })
+            let item = |(memtable, version): (&Memtable, MemVersion)| {
+                let what = self.value_ref_of(memtable, version, pack, &guard)?;
+                Ok(ListEntry { key: entry.key.to_vec(), seq: version.seq, value: what })
             };
             let items = kept.drain(..).map(item).collect::<Result<Vec<ListEntry>>>()?;
             drop(guard);
@@ -102,7 +148,7 @@ impl DelsmEngine {
                 self.start_table(&mut outputs, made)?;
             }
             let Some(table) = &mut outputs.current else { continue };
-            let hash = self.keyspace.hash(entry.key());
+            let hash = self.keyspace.hash(entry.key);
             items.iter().for_each(|item| table.writer.add(hash, item));
         }
         let pack = pack.finish(disk)?;
@@ -111,26 +157,25 @@ impl DelsmEngine {
 
     /// Collects the versions of a key that a view or a later reader may need, the newest first.
     /// Adds the blobs of the other versions to `dead`.
-    fn versions_to_keep(
+    fn versions_to_keep<'m>(
         &self,
-        frozen: &Memtable,
-        entry: &MemtableEntry<'_>,
+        entry: &FlushedKey<'m>,
         views: &Views,
         dead: &mut Vec<(Seq, u64)>,
-        kept: &mut Vec<MemVersion>,
+        kept: &mut Vec<(&'m Memtable, MemVersion)>,
         guard: &Guard,
     ) -> Result<()> {
         let mut newer: Option<Seq> = None;
-        for version in entry.versions() {
+        for (memtable, version) in entry.versions.iter().copied() {
             match newer {
                 Some(newer) if newer <= version.seq => continue, // a duplicate
                 Some(died) if !views.may_need(version.seq, died) => {
                     if version.word.is_blob() {
-                        let id = self.blob_id_of(frozen, version, guard)?;
+                        let id = self.blob_id_of(memtable, version, guard)?;
                         dead.extend(id.map(|id| (died, id)));
                     }
                 }
-                _ => kept.push(version),
+                _ => kept.push((memtable, version)),
             }
             newer = Some(version.seq);
         }
@@ -140,12 +185,12 @@ impl DelsmEngine {
     /// Returns the reference of a table to a version. Adds a small value to the pack.
     fn value_ref_of(
         &self,
-        frozen: &Memtable,
+        memtable: &Memtable,
         version: MemVersion,
         pack: &mut PackWriter,
         guard: &Guard,
     ) -> Result<ValueRef> {
-        frozen.content(version.word, &self.keyspace.context, guard, |content| {
+        memtable.content(version.word, &self.keyspace.context, guard, |content| {
             Ok(match content {
                 RecordContent::Remove => ValueRef::Removed,
                 RecordContent::Blob(blob) => ValueRef::File { blob, location: BlobLocation::BlobStore },

@@ -140,7 +140,7 @@ impl Ingest for DelsmIngest {
             let after = pending_blob_garbage(&unsettled)?;
             work.job = Some(Job::Moving(FileMoves::new(unsettled, after)));
         }
-        self.engine.publish_version(version, false);
+        self.engine.publish_version(version, 0);
         self.engine.ingested_blobs.lock().clear();
         Ok(())
     }

@@ -280,7 +280,7 @@ impl DelsmEngine {
         let flushed_seq = work.flushed_seq;
         self.write_manifest(work, &next, flushed_seq)?;
         let lowered = next.levels[merge.level].iter().filter(|table| !table.is_linked()).cloned().collect();
-        self.publish_version(next, false);
+        self.publish_version(next, 0);
         self.start_linking(work, lowered)
     }
 
@@ -493,7 +493,7 @@ impl DelsmEngine {
         after.extend(merge.stale_blobs.iter().map(|id| Garbage::Blob(*id)));
         let flushed_seq = work.flushed_seq;
         self.write_manifest(work, &next, flushed_seq)?;
-        self.publish_version(next, false);
+        self.publish_version(next, 0);
         (work.is_space_short, work.is_stuck) = (false, false);
         let tables = std::mem::take(&mut merge.outputs);
         work.job = Some(Job::Moving(FileMoves::new(tables, after)));

@@ -3,7 +3,7 @@
 //! ## Picture
 //!
 //! ```text
-//!  frozen memtable ── flush ──┐              ┌── merge, part by part ── level over limit, garbage
+//!  frozen memtables ─ flush ──┐              ┌── merge, part by part ── level over limit, garbage
 //!                             v              v
 //!        lists and packs written, synced ─> manifest ─> published
 //!                                          names them      │ after a merge, or when idle
@@ -226,8 +226,8 @@ impl DelsmEngine {
             return self.move_next_files(work).map(|()| true);
         }
         // A merge that is in progress is finished first, part by part.
-        let frozen = self.frozen().filter(|frozen| frozen.newest() <= certain);
-        if let Some(frozen) = frozen.filter(|_| work.job.is_none()) {
+        let frozen = if work.job.is_none() { self.memtables_to_flush(certain) } else { Vec::new() };
+        if !frozen.is_empty() {
             self.remove_files(work)?;
             if !work.is_stuck && self.merge_before_flush(work, views)? {
                 return Ok(true);

@@ -309,6 +309,10 @@ impl<'m> MemtableInput<'m> {
         }
     }
 
+    pub(crate) fn memtable(&self) -> &'m Memtable {
+        self.memtable
+    }
+
     pub(crate) fn peek(&self) -> Option<&'m [u8]> {
         self.places.get(self.next).map(|place| self.memtable.entry(*place).key())
     }

@@ -114,7 +114,7 @@ impl DelsmEngine {
         *work = self.recovered_state(&version, &manifest)?;
         work.manifest_slots = Some(pair);
         drop(work);
-        self.publish_version(version, false);
+        self.publish_version(version, 0);
         Ok(())
     }
 
@@ -139,7 +139,7 @@ impl DelsmEngine {
             ..MaintenanceState::default()
         };
         drop(work);
-        self.publish_version(version, false);
+        self.publish_version(version, 0);
         Ok(())
     }
 

@@ -48,7 +48,7 @@ impl FlexEngine {
         let pinned = epoch::pin();
         let guard = &pinned;
         let state = self.state(guard);
-        let frozen = match &state.memtables.frozen {
+        let frozen = match state.memtables.frozen() {
             Some(frozen) if !self.is_frozen_flushed() && frozen.newest() <= durable_seq => frozen,
             _ => {
                 drop(pinned);

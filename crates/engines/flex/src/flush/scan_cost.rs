@@ -18,8 +18,9 @@ const MERGE_NANOS: u64 = 400;
 const CHECKPOINT_NANOS: u64 = 100_000_000;
 /// Time to flush a key that later commits would have superseded.
 const FLUSH_KEY_NANOS: u64 = 10_000;
-/// Bytes that a checkpoint writes for each interval: the image of the index.
-const IMAGE_BYTES_PER_INTERVAL: u64 = 45;
+/// Bytes of the journal for each interval of the index, below which scans cause no checkpoint. This
+/// exceeds the bytes that an interval takes in the image.
+const MIN_LOGGED_PER_INTERVAL: u64 = 45;
 
 /// Cost of scans since the last freeze.
 #[derive(Debug, Default)]
@@ -53,14 +54,14 @@ impl ScanCost {
         self.merged_intervals.store(0, Ordering::Relaxed);
     }
 
-    /// Whether scans lost more time than the flush takes. Also requires that a checkpoint writes
-    /// less for its image than was logged.
+    /// Whether scans lost more time than the flush takes. Also requires that more was logged than a
+    /// checkpoint writes for its image.
     pub(crate) fn is_above(&self, cost: FlushCost) -> bool {
         let lost = self.merged_intervals.load(Ordering::Relaxed).saturating_mul(MERGE_NANOS);
         let repeated = 100 - cost.new_key_percent.min(100);
         let takes =
             CHECKPOINT_NANOS.saturating_add((cost.keys / 100).saturating_mul(repeated * FLUSH_KEY_NANOS));
-        lost > takes && cost.logged > cost.intervals.saturating_mul(IMAGE_BYTES_PER_INTERVAL)
+        lost > takes && cost.logged > cost.intervals.saturating_mul(MIN_LOGGED_PER_INTERVAL)
     }
 }
 
@@ -96,7 +97,7 @@ mod tests {
     fn no_flush_while_the_log_is_smaller_than_the_image() {
         let scan_cost = ScanCost::default();
         scan_cost.add_merged(u64::MAX / MERGE_NANOS);
-        assert!(!scan_cost.is_above(FlushCost { logged: 10_000 * IMAGE_BYTES_PER_INTERVAL, ..NEW_KEYS }));
-        assert!(scan_cost.is_above(FlushCost { logged: 10_000 * IMAGE_BYTES_PER_INTERVAL + 1, ..NEW_KEYS }));
+        assert!(!scan_cost.is_above(FlushCost { logged: 10_000 * MIN_LOGGED_PER_INTERVAL, ..NEW_KEYS }));
+        assert!(scan_cost.is_above(FlushCost { logged: 10_000 * MIN_LOGGED_PER_INTERVAL + 1, ..NEW_KEYS }));
     }
 }

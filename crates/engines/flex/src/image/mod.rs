@@ -1,9 +1,8 @@
 //! # Image: the checkpoint of a keyspace
 //!
 //! ```text
-//!  layout 1 | mark 8 | prefix | intervals 8 | interval .. | blobs 8 | id 8 .. | pairs 8 | pair ..
-//!  prefix    length 2 | bytes
-//!  interval  length of separator 2 | separator | length 8 | versions 4 | live keys 4 | runs 4
+//!  layout 1 | mark 8 | prefix | list of intervals | blobs 8 | id 8 .. | pairs 8 | pair ..
+//!  prefix    length 2 | bytes                            list: interval_list.rs
 //!  pair      key length 2 | key | seq 8 | kind 1 | value length 4 | value         kinds as in runs
 //! ```
 //!
@@ -12,6 +11,7 @@
 //! from the space. Pairs exist only in a keyspace that is too small to have a space.
 
 pub(crate) mod ingest;
+mod interval_list;
 mod rebuild_index;
 
 use std::sync::Arc;
@@ -25,13 +25,13 @@ use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::{FlexEngine, NAME};
+use crate::image::interval_list::{IntervalListReader, IntervalListWriter};
 use crate::index::EngineState;
-use crate::index::slots::IntervalCounts;
 use crate::index::table::IntervalTable;
 use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::{Memtable, MemtableLayer, MemtableVersion, decode_blob_ref, encode_blob_ref};
 
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 /// Maximum number of bytes that are allocated before the image has provided them.
 const MAX_UNVERIFIED_BYTES: usize = 1 << 16;
 
@@ -89,25 +89,18 @@ impl FlexEngine {
         out.put(&[LAYOUT])?;
         out.put(&table.mark.to_le_bytes())?;
         put_short(out, table.prefix.bytes())?;
-        out.put(&table.tree.entries().to_le_bytes())?;
-        let (mut separator, mut written) = (Vec::new(), 0);
+        let (mut list, mut separator) = (IntervalListWriter::default(), Vec::new());
         table.tree.read(|tree| {
             tree.range(0).try_for_each(|entry| {
                 separator.clear();
                 entry.item.separator.write(&table.prefix, &mut separator);
-                put_short(out, &separator)?;
                 let interval_counts = self.interval_cache.slots.get(entry.item.slot).interval_counts();
-                let mut bytes = [0; 20];
-                bytes[..8].copy_from_slice(&entry.len.to_le_bytes());
-                bytes[8..12].copy_from_slice(&interval_counts.entries.to_le_bytes());
-                bytes[12..16].copy_from_slice(&interval_counts.live.to_le_bytes());
-                bytes[16..].copy_from_slice(&interval_counts.encoded_runs().to_le_bytes());
-                written += (separator.len() + bytes.len()) as u64;
-                out.put(&bytes)
+                list.put(out, &separator, entry.len, interval_counts)
             })
         })?;
-        self.image_bytes.store(written, Ordering::Relaxed);
-        self.image_bytes_written.fetch_add(written, Ordering::Relaxed);
+        list.finish(out)?;
+        self.image_bytes.store(list.written, Ordering::Relaxed);
+        self.image_bytes_written.fetch_add(list.written, Ordering::Relaxed);
         out.put(&(table.blobs.len() as u64).to_le_bytes())?;
         for id in &table.blobs {
             out.put(&id.to_le_bytes())?;
@@ -138,7 +131,7 @@ impl FlexEngine {
     /// them. Like a flush, it drops superseded versions that no view needs.
     fn copy_frozen(&self, state: &EngineState, views: &Views, guard: &Guard) -> Result<RetainedRecords> {
         let mut retained = RetainedRecords::default();
-        let Some(memtable) = &state.memtables.frozen else { return Ok(retained) };
+        let Some(memtable) = state.memtables.frozen() else { return Ok(retained) };
         let mut places = Vec::new();
         memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
         for place in places {
@@ -183,7 +176,7 @@ impl FlexEngine {
     pub(crate) fn unfreeze_retained(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let Some(frozen) = &state.memtables.frozen else { return };
+        let Some(frozen) = state.memtables.frozen() else { return };
         let retained = std::mem::take(&mut self.table.lock().retained);
         for RetainedRecord { key, versions } in retained.keys {
             self.insert_copied(&state.memtables.active, &key, &versions, guard);
@@ -242,30 +235,17 @@ impl FlexEngine {
         }
         table.prefix = Arc::new(KeyPrefix::new(&take_short(image)?));
         let len = table.space.as_ref().map_or(0, |space| space.len());
-        let intervals = u64::from_le_bytes(take(image)?);
-        let mut last: Option<Vec<u8>> = None;
-        for count in 0..intervals {
-            let separator = take_short(image)?;
-            let bytes: [u8; 20] = take(image)?;
-            let number = |at: usize| sheaf_platform::codec::u32_at(&bytes, at);
-            let piece = sheaf_platform::codec::u64_at(&bytes, 0);
-            if !is_current {
-                continue;
+        let mut list = IntervalListReader::default();
+        while list.next_block(image)? {
+            while is_current && let Some((piece, interval_counts)) = list.next(image)? {
+                let room = len - table.tree.len();
+                if piece == 0 || piece > room {
+                    return Err(image.invalid_field("bytes of an interval", (1..=room).into(), piece));
+                }
+                let item = table.new_interval(&list.separator, interval_counts, &self.interval_cache);
+                let at = table.tree.len();
+                table.tree.insert(at, piece, item);
             }
-            let ascends = last.as_ref().map_or(separator.is_empty(), |last| *last < separator);
-            if !ascends {
-                let expected = "separators in ascending order".into();
-                return Err(image.invalid_field("index of an interval", expected, count));
-            }
-            let room = len - table.tree.len();
-            if piece == 0 || piece > room {
-                return Err(image.invalid_field("bytes of an interval", (1..=room).into(), piece));
-            }
-            let interval_counts = IntervalCounts::from_encoded(number(8), number(12), number(16));
-            let item = table.new_interval(&separator, interval_counts, &self.interval_cache);
-            let at = table.tree.len();
-            table.tree.insert(at, piece, item);
-            last = Some(separator);
         }
         if is_current && table.tree.len() != len {
             return Err(image.invalid_field("bytes of all intervals", len.into(), table.tree.len()));

@@ -260,6 +260,9 @@ impl IntervalTable {
             clock: Arc::clone(&context.clock),
             inline: true,
             fine: true,
+            // A damaged byte must not lose the pairs of other intervals, and removals must not need
+            // memory for the parts of longer extents.
+            merge_extents: false,
             tiny: context.tiny,
             ..SpaceOptions::default()
         }

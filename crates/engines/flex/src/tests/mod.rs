@@ -19,6 +19,7 @@ use sheaf_sim::SimDisk;
 
 use crate::engine::FlexEngine;
 
+mod checkpoint_bytes;
 mod fingerprints;
 #[cfg(shuttle)]
 mod interleavings;

@@ -52,7 +52,7 @@ impl KreonEngine {
     pub(crate) fn image_keys_of(&self, state: &KreonState, guard: &Guard) -> Option<Vec<ImageKey>> {
         let active = &state.memtables.active;
         // (I1)
-        let is_all = state.memtables.frozen.is_none() && state.last_nonempty_level().is_none();
+        let is_all = state.memtables.frozen().is_none() && state.last_nonempty_level().is_none();
         if !is_all || active.count() > self.max_image_keys {
             return None;
         }

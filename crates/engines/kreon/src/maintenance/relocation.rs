@@ -268,14 +268,14 @@ impl KreonEngine {
                 .replace(place, KreonVersion { word: version.word.with_address(to), ..version });
             return true;
         }
-        let frozen = state.memtables.frozen.as_ref().and_then(|f| found(f));
+        let frozen = state.memtables.frozen().and_then(|f| found(f));
         let is_frozen = frozen.is_some_and(|(_, version)| version.word.points_at(from));
         // The version that superseded the record.
         let newer = frozen.filter(|_| !is_frozen).or(active).map(|(_, version)| version.seq);
         // A put does not look up the version that it supersedes below its memtable, but a view may
         // need that version.
         let is_seen_to = |number| {
-            let is_in_frozen = state.memtables.frozen.as_ref().is_some_and(|frozen| frozen.number == number);
+            let is_in_frozen = state.memtables.frozen().is_some_and(|frozen| frozen.number == number);
             number == state.memtables.active.number || (is_in_frozen && !is_frozen)
         };
         let old = match (head, newer) {

@@ -213,7 +213,7 @@ impl KreonEngine {
         let state = self.state(guard);
         let (_, most_leaves, _) = self.step_sizes();
         let is_reading = self.scan_live_records(state, most_leaves, guard);
-        if let Some(frozen) = &state.memtables.frozen {
+        if let Some(frozen) = state.memtables.frozen() {
             self.spill_frozen(&mut spill, state, &Arc::clone(frozen), views, guard)?;
             return Ok(true);
         }
@@ -647,7 +647,7 @@ impl KreonEngine {
             self.live_bitmap.reset(after.is_some());
         }
         self.state.replace(guard, |now| {
-            let frozen = now.memtables.frozen.as_ref().map(|frozen| frozen.number);
+            let frozen = now.memtables.frozen().map(|frozen| frozen.number);
             assert!(
                 spilled.is_none_or(|spilled| Some(spilled.number) == frozen),
                 "kreon (I1): a memtable leaves the state only after its entries are in a level"

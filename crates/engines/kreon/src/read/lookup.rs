@@ -232,11 +232,8 @@ impl KreonEngine {
         {
             return Ok(VisibleRecord::from_old_version(*address));
         }
-        let frozen = state
-            .memtables
-            .frozen
-            .as_ref()
-            .and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
+        let frozen =
+            state.memtables.frozen().and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
         if let Some(version) = frozen.filter(|version| version.seq <= at) {
             return Ok(VisibleRecord::from_memtable(version));
         }

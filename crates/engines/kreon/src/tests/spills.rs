@@ -33,9 +33,9 @@ fn a_failed_spill_loses_no_value_spilled_before() {
     assert!(matches!(engine.step(&views), Err(Error::NoSpace { .. })));
     disk.set_faults(FaultPlan::default());
     for _ in 0..keys.len() {
-        assert!(engine.state(guard).memtables.frozen.is_none() || engine.step(&views).unwrap());
+        assert!(engine.state(guard).memtables.frozen().is_none() || engine.step(&views).unwrap());
     }
-    assert!(engine.state(guard).memtables.frozen.is_none());
+    assert!(engine.state(guard).memtables.frozen().is_none());
     assert_eq!(engine.accounts.blob_count(), keys.len(), "no blob is freed");
     assert!(engine.blob_ids.lock().is_empty());
 }

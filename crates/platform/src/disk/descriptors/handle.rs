@@ -15,7 +15,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use super::{Descriptors, FileIdentity, OpenedFd};
-use crate::disk::{OpenMode, real};
+use crate::disk::{OpenMode, cached_reads, real};
 use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Bit of a handle with a descriptor. The bits below count its pins.
@@ -105,6 +105,7 @@ impl FileHandle {
     #[cold]
     fn pin_again(&self) -> io::Result<DescriptorPin<'_>> {
         let Some(owner) = &self.owner else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
+        cached_reads::check_may_wait()?;
         owner.cache.reopen(self, owner.id, owner.open_mode)?;
         self.was_used.store(true, Ordering::Relaxed);
         Ok(DescriptorPin(self))
@@ -121,6 +122,11 @@ impl FileHandle {
             self.was_used.store(true, Ordering::Relaxed);
         }
         Some(DescriptorPin(self))
+    }
+
+    /// Returns the identity of the file.
+    pub(in crate::disk) fn identity(&self) -> FileIdentity {
+        self.identity
     }
 
     /// Returns the inode number.

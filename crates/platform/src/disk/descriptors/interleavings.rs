@@ -8,7 +8,8 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Backend, Descriptors, FileIdentity, MIN_DESCRIPTORS, OpenedFd, OwnedHandle};
+use super::{Backend, Descriptors, FileIdentity, OpenedFd, OwnedHandle};
+use crate::disk::MIN_OPEN_FILES;
 use crate::disk::OpenMode;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{explore, thread};
@@ -56,7 +57,7 @@ impl Backend for Fake {
 
 fn one() -> (Arc<One>, Arc<Descriptors>, Arc<OwnedHandle>) {
     let one = Arc::new(One::default());
-    let cache = Descriptors::new(Box::new(Fake(Arc::clone(&one))), MIN_DESCRIPTORS, PathBuf::new());
+    let cache = Descriptors::new(Box::new(Fake(Arc::clone(&one))), MIN_OPEN_FILES, PathBuf::new());
     let opener = Fake(Arc::clone(&one));
     let (held, _) = cache.open(Path::new("a"), OpenMode::Create, || opener.opened()).unwrap();
     (one, cache, Arc::new(held))

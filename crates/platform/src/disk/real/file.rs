@@ -12,19 +12,20 @@
 use std::fmt;
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{FallocateFlags, OFlags};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 
-use super::transfer::{read_whole, retry_interrupted, sync_range, write_whole};
-use super::{open_fd, sync};
-use crate::disk::descriptors::{DescriptorPin, FileHandle, OwnedHandle, SyncMarks};
+use super::transfer::{read_whole, retry_interrupted, write_whole};
+use super::{blocks_of, sync, system};
+use crate::disk::descriptors::{DescriptorPin, FileHandle, FileIdentity, OwnedHandle, SyncMarks};
 use crate::disk::mapping::{FileMapping, StoreOutcome};
-use crate::disk::{File, OpenMode, PAGE, for_each_zero_chunk, write_zeros};
+use crate::disk::persistent::{PersistenceMode, PersistentMemory};
+use crate::disk::persistent_mapping::PersistentMapping;
+use crate::disk::{File, OpenMode, PAGE, cached_reads, for_each_zero_chunk, write_zeros};
 use crate::error::Error;
 
 /// Growth in bytes after which the limit of file sizes is queried again.
@@ -70,6 +71,9 @@ impl fmt::Debug for RealFile {
 
 impl File for RealFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if cached_reads::is_active() {
+            return self.read_cached(offset, buf);
+        }
         let pin = match self.handle.pin() {
             Ok(pin) => pin,
             // An unlinked file that is mapped completely has no descriptor any more.
@@ -92,7 +96,9 @@ impl File for RealFile {
         }
         let end = offset + pages.len() as u64;
         let written = self.write_change(end, |pin| {
-            let Some(fd) = pin.direct(open_direct) else { return Err(io::ErrorKind::InvalidInput.into()) };
+            let Some(fd) = pin.direct(system::open_direct) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
             // SAFETY:
             // * The pin keeps both descriptors of the handle open.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -134,12 +140,12 @@ impl File for RealFile {
     }
 
     fn has_blocks(&self, len: u64) -> io::Result<bool> {
-        let blocks = rustix::fs::fstat(fd_of(&self.handle.pin()?))?.st_blocks;
-        Ok(u64::try_from(blocks).is_ok_and(|blocks| blocks >= len.div_ceil(512)))
+        let seen = rustix::fs::fstat(fd_of(&self.handle.pin()?))?;
+        Ok(blocks_of(&seen) >= len.div_ceil(512))
     }
 
-    /// Allocates by `fallocate`. If the file system does not support it, fills the file with zeros
-    /// up to `len`. That covers new bytes, but not existing holes.
+    /// Allocates by a call of the system. If the file system does not support it, fills the file
+    /// with zeros up to `len`. That covers new bytes, but not existing holes.
     fn allocate(&self, len: u64) -> io::Result<()> {
         if len == 0 {
             return Ok(());
@@ -149,8 +155,7 @@ impl File for RealFile {
         }
         let pin = self.handle.pin()?;
         self.note_len(len);
-        let answer =
-            retry_interrupted(|| rustix::fs::fallocate(fd_of(&pin), FallocateFlags::empty(), 0, len));
+        let answer = retry_interrupted(|| system::allocate(fd_of(&pin), len));
         self.handle.note_write(0);
         match answer {
             Err(Errno::OPNOTSUPP) => write_zeros(self, self.len()?, len),
@@ -159,9 +164,8 @@ impl File for RealFile {
     }
 
     fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let pin = self.handle.pin()?;
-        let answer = retry_interrupted(|| rustix::fs::fallocate(fd_of(&pin), flags, offset, len));
+        let answer = retry_interrupted(|| system::punch_hole(fd_of(&pin), offset, len));
         self.handle.note_write(0);
         Ok(answer?)
     }
@@ -169,9 +173,7 @@ impl File for RealFile {
     fn start_sync(&self) {
         // Without a descriptor no data is unsynced.
         if let Some(pin) = self.handle.try_pin() {
-            // SAFETY: the descriptor is pinned, and the call accesses no memory. The sync reports
-            // errors.
-            unsafe { libc::sync_file_range(pin.fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+            system::start_write_back(fd_of(&pin));
         }
     }
 
@@ -180,9 +182,7 @@ impl File for RealFile {
             mapping.unmap_pages(offset, len);
         }
         if let Ok(pin) = self.handle.pin() {
-            // A refused hint only costs time.
-            let advice = rustix::fs::Advice::DontNeed;
-            let _ = rustix::fs::fadvise(fd_of(&pin), offset, NonZeroU64::new(len), advice);
+            system::drop_cached(fd_of(&pin), offset, len);
         }
     }
 
@@ -199,10 +199,19 @@ impl File for RealFile {
         match self.mapping.get().filter(|mapping| mapping.was_populated()) {
             Some(mapping) => self.sync_by(
                 |handle, marks| handle.note_sync_to(end, marks),
-                |pin| mapping.sync_below(end, |from| sync_range(fd_of(pin), from, end)),
+                |pin| mapping.sync_below(end, |from| system::sync_range(fd_of(pin), from, end)),
             ),
             None => self.sync(),
         }
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        Some(self.handle.identity())
+    }
+
+    fn map_persistent(&self, len: u64, mode: PersistenceMode) -> io::Result<Arc<dyn PersistentMemory>> {
+        let pin = self.handle.pin()?;
+        Ok(Arc::new(PersistentMapping::new(fd_of(&pin), len, mode)?))
     }
 
     fn map(&self, len: u64) {
@@ -223,6 +232,9 @@ impl File for RealFile {
 
     #[inline]
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        if cached_reads::is_active() {
+            return None; // (cached_reads I2)
+        }
         // SAFETY:
         // * The caller of `mapped` promises that the range is not written while the slice lives.
         unsafe { self.mapping.get()?.slice(offset, len) }
@@ -247,8 +259,7 @@ impl File for RealFile {
             (None, Some(mapping)) => mapping.will_need(offset, len),
             (pin, _) => {
                 let Some(pin) = pin.or_else(|| self.handle.pin().ok()) else { return };
-                // A refused hint only costs time.
-                let _ = rustix::fs::fadvise(fd_of(&pin), offset, Some(count), rustix::fs::Advice::WillNeed);
+                system::will_need(fd_of(&pin), offset, count);
             }
         }
     }
@@ -259,11 +270,7 @@ impl File for RealFile {
             (None, None) => self.handle.pin().ok(),
             (pin, _) => pin,
         };
-        let Some(pin) = pin else { return true };
-        let mut byte = [0];
-        let into = &mut [io::IoSliceMut::new(&mut byte)];
-        let read = rustix::io::preadv2(fd_of(&pin), into, offset, ReadWriteFlags::NOWAIT);
-        !matches!(read, Err(Errno::AGAIN))
+        pin.is_none_or(|pin| system::is_cached(fd_of(&pin), offset))
     }
 
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -316,6 +323,30 @@ impl File for RealFile {
 }
 
 impl RealFile {
+    /// Fills `buf` from `offset` if all bytes are in the page cache.
+    ///
+    /// A system or file system without support of such reads (tmpfs) refuses. Then a mapping tells
+    /// which pages are in memory. They could leave it before they are copied, which is rare.
+    #[cold]
+    fn read_cached(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let refused = |refusal: &io::Error| {
+            matches!(refusal.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::EINVAL))
+        };
+        if let Some(pin) = self.handle.try_pin() {
+            let read = read_whole(offset, buf, |bytes, at| system::read_cached(fd_of(&pin), bytes, at));
+            match read {
+                Err(refusal) if refused(&refusal) => {}
+                other => return other,
+            }
+        }
+        match self.mapping.get() {
+            Some(mapping) if mapping.is_range_cached(offset, buf.len()) && mapping.read(offset, buf) => {
+                Ok(())
+            }
+            _ => Err(cached_reads::refuse()),
+        }
+    }
+
     /// Makes a change of the bytes below `end` and records it as unsynced, even if it failed
     /// half-way.
     fn write_change(
@@ -395,11 +426,4 @@ fn fd_of<'p>(pin: &'p DescriptorPin<'_>) -> BorrowedFd<'p> {
     // SAFETY:
     // * The descriptor is open as long as the pin lives (descriptors I1).
     unsafe { BorrowedFd::borrow_raw(pin.fd()) }
-}
-
-/// Opens the file of `fd` again, for direct writes.
-fn open_direct(fd: RawFd) -> Option<RawFd> {
-    let again = format!("/proc/self/fd/{fd}");
-    let opened = open_fd(Path::new(&again), OFlags::WRONLY | OFlags::DIRECT);
-    opened.ok().map(IntoRawFd::into_raw_fd)
 }

@@ -1,8 +1,9 @@
-//! # Real disk: files on Linux
+//! # Real disk: files on Unix systems
 //!
 //! [`RealDisk`] has the calls on names, with one system call per operation where possible.
 //! `file` has the calls on the bytes of a file, and `transfer` the loops of reads and writes. The
-//! pointers are in `mapping.rs`, the signal handler in `sigbus.rs`, the lock in `flock.rs`.
+//! pointers are in `mapping.rs`, the signal handler in `sigbus.rs`, the lock in `flock.rs`. Calls
+//! that differ between the systems are in `linux.rs` and `bsd.rs` (macOS and FreeBSD).
 //!
 //! ## Costs
 //!
@@ -11,7 +12,14 @@
 //! 3.
 
 mod file;
+#[cfg(not(target_os = "linux"))]
+#[path = "bsd.rs"]
+mod system;
+#[cfg(target_os = "linux")]
+#[path = "linux.rs"]
+mod system;
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests;
 mod transfer;
 
@@ -21,14 +29,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RawMode, Stat, StatVfsMountFlags};
 use rustix::io::Errno;
 
 pub(super) use self::file::file_of;
 pub(super) use self::transfer::{retry_interrupted, write_whole};
 use super::bounded::BoundedDisk;
 use super::descriptors::{FileHandle, FileIdentity, OpenedFd};
-use super::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume, flock, sigbus};
+use super::{
+    DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume, cached_reads, flock, sigbus,
+};
 use crate::clock;
 
 /// The file systems of the machine. Paths are those of the process.
@@ -48,16 +58,16 @@ impl RealDisk {
 }
 
 /// Returns whether files in `dir` are in persistent memory: whether an unnamed temporary file can
-/// be mapped with `MAP_SYNC`.
+/// be mapped with `MAP_SYNC`. Always false on systems other than Linux.
 ///
 /// # Errors
 ///
 /// Returns the error of the system call if the temporary file cannot be created or extended.
 pub fn maps_synchronously(dir: &Path) -> io::Result<bool> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?;
-    rustix::fs::ftruncate(&fd, rustix::param::page_size() as u64)?;
-    Ok(super::mapping::is_synchronous(fd.as_fd()))
+    #[cfg(target_os = "linux")]
+    return Ok(super::mapping::is_synchronous(system::unnamed_page(dir)?.as_fd()));
+    #[cfg(not(target_os = "linux"))]
+    return rustix::fs::stat(dir).map(|_| false).map_err(io::Error::from);
 }
 
 /// Returns a quarter of the descriptors that the process may have, from [`super::MIN_OPEN_FILES`]
@@ -83,7 +93,7 @@ pub(super) fn open_file(path: &Path, open_mode: OpenMode, permissions: Permissio
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     let len = u64::try_from(seen.st_size).map_err(io::Error::other)?;
-    let identity = FileIdentity { device: seen.st_dev, inode: seen.st_ino };
+    let identity = identity_of(&seen);
     Ok(OpenedFd { fd: fd.into_raw_fd(), identity, len })
 }
 
@@ -95,16 +105,41 @@ pub(super) fn close(fd: RawFd) {
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 
-/// Calls `fdatasync` once.
+/// Returns the device and the inode of a file.
+#[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, reason = "the types differ between systems")]
+pub(super) fn identity_of(seen: &Stat) -> FileIdentity {
+    FileIdentity { device: seen.st_dev as u64, inode: seen.st_ino as u64 }
+}
+
+/// Returns the blocks of a file, in units of 512 bytes.
+#[allow(clippy::useless_conversion, reason = "the type differs between systems")]
+pub(super) fn blocks_of(seen: &Stat) -> u64 {
+    u64::try_from(seen.st_blocks).unwrap_or(0)
+}
+
+/// Returns the permission bits of a file.
+#[allow(clippy::useless_conversion, reason = "the type differs between systems")]
+pub(super) fn mode_of(seen: &Stat) -> u32 {
+    u32::from(seen.st_mode) & 0o7777
+}
+
+/// Returns `bits` in the type of the system.
+#[allow(clippy::unnecessary_cast, clippy::cast_possible_truncation, reason = "modes have 12 bits")]
+pub(super) fn raw_mode(bits: u32) -> Mode {
+    Mode::from_raw_mode((bits & 0o7777) as RawMode)
+}
+
+/// Makes the data and the length of a file durable, by one call.
 pub(super) fn sync(fd: RawFd) -> io::Result<()> {
     // SAFETY:
     // * The caller has pinned `fd`, so it is open until the call returns.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    Ok(rustix::fs::fdatasync(fd)?)
+    system::sync_data(fd)
 }
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        cached_reads::check_may_wait()?;
         let opened = open_file(path, open_mode, self.permissions)?;
         Ok(file_of(path, open_mode, FileHandle::unbounded(&opened), opened.len))
     }
@@ -131,7 +166,7 @@ impl Disk for RealDisk {
     }
 
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        Ok(rustix::fs::mkdir(dir, Mode::from_raw_mode(self.permissions.directories()))?)
+        Ok(rustix::fs::mkdir(dir, raw_mode(self.permissions.directories()))?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -152,7 +187,7 @@ impl Disk for RealDisk {
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok(rustix::fs::fsync(&fd)?)
+        system::sync_names(fd.as_fd())
     }
 
     fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
@@ -178,7 +213,7 @@ impl Disk for RealDisk {
     }
 
     fn mode(&self, path: &Path) -> Option<u32> {
-        Some(rustix::fs::stat(path).ok()?.st_mode & 0o7777)
+        Some(mode_of(&rustix::fs::stat(path).ok()?))
     }
 
     fn disk_bytes(&self, dir: &Path) -> io::Result<u64> {
@@ -187,38 +222,26 @@ impl Disk for RealDisk {
             if entry.is_dir {
                 return Ok(all + self.disk_bytes(&path)?);
             }
-            let blocks = u64::try_from(rustix::fs::lstat(&path)?.st_blocks).unwrap_or(0);
-            Ok(all + blocks * super::SECTOR)
+            Ok(all + blocks_of(&rustix::fs::lstat(&path)?) * super::SECTOR)
         })
     }
 
     fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
-        if !syncfs_tells_errors() {
+        if !system::volume_sync_tells_errors() {
             return Err(io::ErrorKind::Unsupported.into());
         }
         Ok(Arc::new(RealVolume { dir: open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)? }))
     }
 
     fn spread_dirs(&self, dir: &Path) {
-        // Equivalent to `chattr +T`. Other file systems than ext4 refuse it, and do not need it.
-        if let Ok(fd) = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)
-            && let Ok(flags) = rustix::fs::ioctl_getflags(&fd)
-        {
-            let _ = rustix::fs::ioctl_setflags(&fd, flags | rustix::fs::IFlags::TOPDIR);
+        if let Ok(fd) = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY) {
+            system::spread_dirs(fd.as_fd());
         }
     }
 
     fn cpu_time(&self) -> Option<Duration> {
         Some(clock::cpu_time())
     }
-}
-
-/// Returns whether `syncfs` reports failed writes: Linux 5.8 and later.
-fn syncfs_tells_errors() -> bool {
-    let name = rustix::system::uname();
-    let release = name.release().to_string_lossy();
-    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(5), Some(8))
 }
 
 #[derive(Debug)]
@@ -228,7 +251,7 @@ struct RealVolume {
 
 impl Volume for RealVolume {
     fn sync(&self) -> io::Result<()> {
-        Ok(rustix::fs::syncfs(&self.dir)?)
+        system::sync_volume(self.dir.as_fd())
     }
 }
 
@@ -239,7 +262,7 @@ pub(super) fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 
 /// Like [`open_fd`]. A created file gets the mode `mode`, less the umask.
 pub(super) fn open_fd_mode(path: &Path, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
-    let mode = Mode::from_raw_mode(mode);
+    let mode = raw_mode(mode);
     Ok(retry_interrupted(|| rustix::fs::open(path, flags | OFlags::CLOEXEC, mode))?)
 }
 

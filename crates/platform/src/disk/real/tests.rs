@@ -49,6 +49,35 @@ fn written_bytes_are_cached_and_hints_change_no_data() {
 }
 
 #[test]
+fn the_cached_mode_serves_bytes_in_memory_and_refuses_all_others() {
+    use crate::disk::cached_reads::read_cached;
+
+    let scratch = ScratchDir::new();
+    let file = scratch.file("a", 0);
+    file.write_at(0, &[7; 64 << 10]).unwrap();
+    file.map(64 << 10);
+    let mut buf = [0; 100];
+    let mut read = |offset| read_cached(|| file.read_at(offset, &mut buf).map(|()| buf));
+    // With `RWF_NOWAIT`, or without it (tmpfs) through the mapping.
+    assert_eq!(read(5000).unwrap().unwrap(), [7; 100]);
+    if let Some(end) = read((64 << 10) - 1) {
+        assert_eq!(kind(end), io::ErrorKind::UnexpectedEof);
+    }
+    // SAFETY: written above, and not written again.
+    assert!(read_cached(|| unsafe { file.mapped(0, 8) }.is_none()).unwrap());
+    // A refusal is the result of the whole call, also if the caller ignores it.
+    let open = || drop(RealDisk::default().open(&scratch.path("a"), OpenMode::Read));
+    assert!(read_cached(open).is_none());
+    file.sync().unwrap();
+    file.drop_cached(0, 64 << 10);
+    if !file.is_cached(5000) {
+        assert!(read(5000).is_none());
+        file.read_at(5000, &mut [0; 100]).unwrap();
+    }
+    assert!(read(5000).is_some());
+}
+
+#[test]
 fn direct_writes_are_writes() {
     let scratch = ScratchDir::new();
     let file = scratch.file("a", 0);

@@ -6,9 +6,8 @@
 //!    an error, never a loop. A sync, or a write that syncs, is called once, even after EINTR.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 
 /// Repeats `call` while it is interrupted.
 pub(in crate::disk) fn retry_interrupted<T>(
@@ -20,27 +19,6 @@ pub(in crate::disk) fn retry_interrupted<T>(
             answer => return answer,
         }
     }
-}
-
-/// Makes `[from, end)` durable and leaves dirty pages behind `end` alone. Writes the range back and
-/// waits for it. Then rewrites its last bytes with a synced write, which flushes the device and
-/// commits the metadata of the file as fdatasync would.
-pub(super) fn sync_range(fd: BorrowedFd<'_>, from: u64, end: u64) -> io::Result<()> {
-    let signed = |number: u64| i64::try_from(number).map_err(io::Error::other);
-    let (start, count) = (signed(from)?, signed(end.saturating_sub(from))?);
-    let flags =
-        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY:
-    // * A system call on an open descriptor; no memory is passed.
-    if unsafe { libc::sync_file_range(fd.as_raw_fd(), start, count, flags) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut last = [0; 8];
-    let at = end.saturating_sub(last.len() as u64);
-    read_whole(at, &mut last, |bytes, at| rustix::io::pread(fd, bytes, at))?;
-    write_synced(at, &last, |bytes, at| {
-        rustix::io::pwritev2(fd, &[io::IoSlice::new(bytes)], at, ReadWriteFlags::DSYNC)
-    })
 }
 
 /// Fills `buf` from `offset` with as many calls of `read` as needed.
@@ -79,6 +57,7 @@ pub(in crate::disk) fn write_whole(
 
 /// Writes `bytes` at `offset` with a single call of `write`, which syncs. It is never repeated
 /// (I1).
+#[cfg(any(target_os = "linux", test))]
 pub(super) fn write_synced(
     offset: u64,
     bytes: &[u8],

@@ -57,6 +57,8 @@ pub(super) static HALF_SCAN: Mutex<HalfScan> = Mutex::new(HalfScan { next: 0, ha
 /// Value of `CHUNK_BYTES` when a whole round found nothing. Pages that become resident later
 /// without changing `CHUNK_BYTES` wait for its next change.
 static UNCHANGED_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Advice that collapses a range to huge pages. The libc crate does not define it for musl.
+const MADV_COLLAPSE: libc::c_int = 25;
 /// True if the system does not support the call.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
@@ -87,7 +89,7 @@ fn collapse(half: usize) -> bool {
     let start = with_exposed_provenance_mut::<c_void>(half);
     // SAFETY:
     // * The advice (which rustix lacks) changes how the half is backed, never its content.
-    let failed = unsafe { libc::madvise(start, HUGE_PAGE, libc::MADV_COLLAPSE) } != 0;
+    let failed = unsafe { libc::madvise(start, HUGE_PAGE, MADV_COLLAPSE) } != 0;
     if failed {
         let error = std::io::Error::last_os_error();
         REFUSED.fetch_or(error.raw_os_error() == Some(libc::EINVAL), Ordering::Relaxed);

@@ -38,10 +38,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use super::{HUGE_PAGE, MappedMemory, page_size};
 
 pub use self::boxed::{BlockBox, BlockSlice};
+#[cfg(target_os = "linux")]
 pub use self::huge_pages::collapse_some;
 
 mod boxed;
+#[cfg(unix)]
 mod fork_locks;
+#[cfg(target_os = "linux")]
 mod huge_pages;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
@@ -529,6 +532,10 @@ fn make_all_spare(empty: Vec<usize>) {
     }
 }
 
+/// Does nothing: only Linux collapses memory to huge pages on request.
+#[cfg(not(target_os = "linux"))]
+pub fn collapse_some() {}
+
 /// Returns the bytes for one bit of [`ChunkUnits::released_pages`].
 fn page_bytes() -> usize {
     page_size().max(MIN_PAGE)
@@ -562,6 +569,7 @@ fn new_chunk(shard: usize) -> usize {
     let chunk = {
         let mut spare = lock(&SPARE);
         if spare.resident.is_empty() && spare.released.is_empty() {
+            #[cfg(unix)]
             fork_locks::install();
             let start =
                 MappedMemory::with_base_pages(REGION, HUGE_PAGE).into_start().expose_provenance().get();

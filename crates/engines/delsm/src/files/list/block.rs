@@ -5,10 +5,10 @@ use std::ops::Range;
 use sheaf_engine::keys;
 use sheaf_log::blob::BlobRef;
 use sheaf_log::types::{MAX_KEY, Seq};
-use sheaf_platform::codec::FieldReader;
+use sheaf_platform::codec::{FieldReader, u32_at};
 use sheaf_platform::error::Damage;
 
-use super::{BlobLocation, KIND_FILE, KIND_PACKED, KIND_REMOVED, ListEntry, ValueRef};
+use super::{BlobLocation, KIND_FILE, KIND_PACKED, KIND_REMOVED, ListEntry, RESTART_BYTES, ValueRef};
 
 fn take_u32(reader: &mut FieldReader<'_>, field: &'static str) -> Result<u32, Damage> {
     let value = reader.varint()?;
@@ -60,10 +60,43 @@ impl<'a> EncodedEntry<'a> {
     }
 }
 
+/// Splits the content of a block into its entries and its restarts.
+fn split(content: &[u8]) -> Result<(&[u8], &[u8]), Damage> {
+    let (rest, count) = content
+        .split_last_chunk::<RESTART_BYTES>()
+        .ok_or(Damage::BadLength { got: RESTART_BYTES as u64, max: content.len() as u64 })?;
+    let bytes = u64::from(u32::from_le_bytes(*count)) * RESTART_BYTES as u64;
+    let entries = (rest.len() as u64).checked_sub(bytes).and_then(|at| usize::try_from(at).ok());
+    entries.map(|at| rest.split_at(at)).ok_or(Damage::BadLength { got: bytes, max: rest.len() as u64 })
+}
+
+/// Returns the entries from a restart on.
+fn entries_from<'b>(entries: &'b [u8], restarts: &[u8], index: usize) -> Result<&'b [u8], Damage> {
+    let at = u32_at(restarts, index * RESTART_BYTES);
+    let from = entries.get(at as usize..).filter(|from| !from.is_empty());
+    from.ok_or(Damage::BadLength { got: u64::from(at), max: entries.len() as u64 })
+}
+
+/// Returns the entries from the last restart with a key at or below `key`, or all entries if there
+/// is none.
+fn seek<'b>(entries: &'b [u8], restarts: &[u8], key: &[u8]) -> Result<&'b [u8], Damage> {
+    let (mut found, mut low, mut high) = (entries, 0, restarts.len() / RESTART_BYTES);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let from = entries_from(entries, restarts, middle)?;
+        match EncodedEntry::take(&mut FieldReader::new(from), 0)?.rest <= key {
+            true => (found, low) = (from, middle + 1),
+            false => high = middle,
+        }
+    }
+    Ok(found)
+}
+
 /// Returns the newest version of `key` at or before `at` in a block. Decodes no key: it tracks only
 /// the length of the previous key, and the length of its common prefix with `key`.
-pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, ValueRef)>, Damage> {
-    let mut reader = FieldReader::new(bytes);
+pub(super) fn find(content: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, ValueRef)>, Damage> {
+    let (entries, restarts) = split(content)?;
+    let mut reader = FieldReader::new(seek(entries, restarts, key)?);
     let (mut before, mut common) = (0, 0);
     while !reader.rest().is_empty() {
         let EncodedEntry { shared, rest, seq, value: what } = EncodedEntry::take(&mut reader, before)?;
@@ -141,13 +174,19 @@ impl BlockEntries {
     }
 
     /// Replaces the content by the entries of a block.
-    pub(super) fn fill(&mut self, bytes: &[u8]) -> Result<(), Damage> {
+    pub(super) fn fill(&mut self, content: &[u8]) -> Result<(), Damage> {
         self.clear();
-        let mut reader = FieldReader::new(bytes);
+        let (entries, restarts) = split(content)?;
+        let mut restarts = restarts.chunks_exact(RESTART_BYTES).map(|at| u32_at(at, 0) as usize).peekable();
+        let mut reader = FieldReader::new(entries);
         let mut last = 0..0;
         while !reader.rest().is_empty() {
+            let is_restart = restarts.next_if_eq(&(entries.len() - reader.rest().len())).is_some();
             let EncodedEntry { shared, rest, seq, value: what } =
                 EncodedEntry::take(&mut reader, last.len())?;
+            if is_restart && shared > 0 {
+                return Err(Damage::bad_field("shared bytes of a restart", 0, shared as u64));
+            }
             let start = self.keys.len();
             self.keys.extend_from_within(last.start..last.start + shared);
             self.keys.extend_from_slice(rest);
@@ -160,7 +199,7 @@ impl BlockEntries {
                 };
                 match order {
                     std::cmp::Ordering::Greater => {}
-                    std::cmp::Ordering::Equal if seq < *newer => {
+                    std::cmp::Ordering::Equal if seq < *newer && !is_restart => {
                         self.keys.truncate(start);
                         place = before.clone();
                     }
@@ -172,6 +211,9 @@ impl BlockEntries {
             last = place.clone();
             self.versions.push((place, seq, what));
         }
-        Ok(())
+        match restarts.next() {
+            Some(at) => Err(Damage::bad_field("restart", "the offset of an entry", at as u64)),
+            None => Ok(()),
+        }
     }
 }

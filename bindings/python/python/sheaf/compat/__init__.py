@@ -1,0 +1,1 @@
+"""APIs of other databases on top of Sheaf."""

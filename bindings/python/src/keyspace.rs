@@ -1,0 +1,530 @@
+//! # Keyspace: one map from bytes to bytes
+//!
+//! The methods of the mapping protocol and the other calls on keys. `sheaf.Keyspace` adds the
+//! views, file objects and batches.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyKeyError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PyTuple};
+use sheaf::{Batch, Error, Keyspace, Value};
+
+use crate::database::RawDatabase;
+use crate::input::{Input, view};
+use crate::options::{durability, keyspace_options, range};
+use crate::scan::{Part, Scan};
+use crate::shared::{Shared, refuse_pickle};
+use crate::stats;
+use crate::stream::{RawReader, RawWriter};
+use crate::worker;
+
+/// Keys or pairs in one commit of a call that makes several.
+const GROUP_PAIRS: usize = 1024;
+/// Bytes after which such a commit ends.
+const GROUP_BYTES: usize = 256 << 10;
+
+type Pair<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+/// Copies the keys of an iterable.
+pub(crate) fn inputs(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
+    keys.try_iter()?.map(|key| Ok(Input::new(&key?)?.to_vec())).collect()
+}
+
+pub(crate) fn optional_bytes(py: Python<'_>, value: Option<Value>) -> Option<Bound<'_, PyBytes>> {
+    value.map(|value| PyBytes::new(py, &value))
+}
+
+pub(crate) fn optional_pair(py: Python<'_>, pair: Option<(Value, Value)>) -> Option<Pair<'_>> {
+    pair.map(|(key, value)| (PyBytes::new(py, &key), PyBytes::new(py, &value)))
+}
+
+pub(crate) fn to_list(py: Python<'_>, values: Vec<Option<Value>>) -> PyResult<Bound<'_, PyList>> {
+    PyList::new(py, values.into_iter().map(|value| optional_bytes(py, value)))
+}
+
+/// Map from bytes to bytes.
+#[pyclass(frozen, subclass, mapping, module = "sheaf._sheaf")]
+pub(crate) struct RawKeyspace {
+    pub(crate) keyspace: Keyspace,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl RawKeyspace {
+    #[inline]
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&Keyspace) -> sheaf::Result<T> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| call(&self.keyspace)).map_err(|error| self.shared.exception(py, &error))
+    }
+
+    /// Runs a call that may take long in a worker thread.
+    fn call_long<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&Keyspace) -> sheaf::Result<T> + Send + 'static,
+    ) -> PyResult<T> {
+        // The closure drops its keyspace before its reference to the database.
+        let (keyspace, shared) = (self.keyspace.clone(), Arc::clone(&self.shared));
+        let result = worker::run_to_end(py, move || {
+            let result = call(&keyspace);
+            drop(keyspace);
+            drop(shared);
+            result
+        })?;
+        result.map_err(|error| self.shared.exception(py, &error))
+    }
+
+    #[inline]
+    fn find(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+        let input = Input::new(key)?;
+        let bytes: &[u8] = &input;
+        self.call(py, |keyspace| keyspace.get(bytes))
+    }
+
+    /// Removes a pair and returns its value.
+    fn take(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+        let input = Input::new(key)?;
+        let bytes: &[u8] = &input;
+        self.call(py, |keyspace| {
+            loop {
+                let Some(value) = keyspace.get(bytes)? else { return Ok(None) };
+                if keyspace.compare_and_swap(bytes, Some(&value), None)? {
+                    return Ok(Some(value));
+                }
+            }
+        })
+    }
+
+    fn commit(&self, py: Python<'_>, batch: Batch) -> PyResult<()> {
+        py.detach(move || batch.commit()).map_err(|error| self.shared.exception(py, &error))
+    }
+}
+
+#[pymethods]
+impl RawKeyspace {
+    /// Open a keyspace, and create it if it is missing and `create` is true.
+    #[new]
+    #[pyo3(signature = (database, name, create=true, engine=None, options=None))]
+    fn new(
+        py: Python<'_>,
+        database: PyRef<'_, RawDatabase>,
+        name: &str,
+        create: bool,
+        engine: Option<&str>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<RawKeyspace> {
+        let shared = Arc::clone(&database.shared);
+        let opened = shared.open(py)?;
+        let options = keyspace_options(engine, options)?;
+        let found = py.detach(|| match create {
+            true => opened.keyspace(name, options).map(Some),
+            false => opened.open_keyspace(name),
+        });
+        let found = found.and_then(|found| found.ok_or(Error::KeyspaceNotFound { name: name.to_owned() }));
+        let keyspace = found.map_err(|error| shared.exception(py, &error))?;
+        Ok(RawKeyspace { keyspace, shared })
+    }
+
+    /// Name of the keyspace.
+    #[getter]
+    fn name(&self) -> String {
+        self.keyspace.name()
+    }
+
+    /// Name of the engine.
+    #[getter]
+    fn engine(&self) -> &'static str {
+        self.keyspace.engine()
+    }
+
+    /// Options of the engine that differ from the defaults.
+    #[getter]
+    fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let options = PyDict::new(py);
+        for (name, value) in self.keyspace.options().iter() {
+            options.set_item(name.replace('-', "_"), value)?;
+        }
+        Ok(options)
+    }
+
+    /// True if the engine keeps keys in order, so that ranges and reverse iteration work.
+    #[getter]
+    fn is_ordered(&self, py: Python<'_>) -> PyResult<bool> {
+        self.call(py, |keyspace| Ok(keyspace.capabilities()?.ordered))
+    }
+
+    /// Return the value as bytes, or `default`.
+    #[pyo3(signature = (key, default=None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let found = self.find(py, key)?;
+        Ok(found.map(|value| PyBytes::new(py, &value).into_any()).or(default))
+    }
+
+    /// Return the value as a read-only memoryview that keeps it alive, or `None`.
+    fn view<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
+        self.find(py, key)?.map(|value| view(py, value)).transpose()
+    }
+
+    /// Return the values of many keys, in the order of the keys; `None` for a missing key.
+    fn get_many<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+        let keys = inputs(keys)?;
+        let values = self.call(py, |keyspace| keyspace.multi_get(&keys))?;
+        to_list(py, values)
+    }
+
+    /// Return a part of a value, or `None`.
+    #[pyo3(signature = (key, start=0, stop=None))]
+    fn get_range<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        start: u64,
+        stop: Option<u64>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let input = Input::new(key)?;
+        let (bytes, stop): (&[u8], u64) = (&input, stop.unwrap_or(u64::MAX));
+        Ok(optional_bytes(py, self.call(py, |keyspace| keyspace.get_range(bytes, start..stop.max(start)))?))
+    }
+
+    /// Return the length of a value in bytes without reading it, or `None`.
+    fn size_of(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+        let input = Input::new(key)?;
+        let bytes: &[u8] = &input;
+        self.call(py, |keyspace| keyspace.size_of(bytes))
+    }
+
+    /// Return the pair with the smallest key, or `None`.
+    fn first<'py>(&self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
+        Ok(optional_pair(py, self.call(py, Keyspace::first)?))
+    }
+
+    /// Return the pair with the largest key, or `None`.
+    fn last<'py>(&self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
+        Ok(optional_pair(py, self.call(py, Keyspace::last)?))
+    }
+
+    /// Remove the pair with the smallest key and return it, or `None`.
+    fn pop_first<'py>(&self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
+        Ok(optional_pair(py, self.call(py, Keyspace::pop_first)?))
+    }
+
+    /// Remove the pair with the largest key and return it, or `None`.
+    fn pop_last<'py>(&self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
+        Ok(optional_pair(py, self.call(py, Keyspace::pop_last)?))
+    }
+
+    /// Insert a pair, replacing the value if the key is present.
+    #[pyo3(signature = (key, value, durability=None))]
+    fn insert(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        durability: Option<&str>,
+    ) -> PyResult<()> {
+        let (key, value) = (Input::new(key)?, Input::new(value)?);
+        let (key, value): (&[u8], &[u8]) = (&key, &value);
+        match durability.map(crate::options::durability).transpose()? {
+            None => self.call(py, |keyspace| keyspace.insert(key, value)),
+            Some(durability) => {
+                self.call(py, |keyspace| keyspace.submit_insert(key, value, durability)?.wait())
+            }
+        }
+    }
+
+    /// Remove a key; a missing key is no error.
+    #[pyo3(signature = (key, durability=None))]
+    fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>, durability: Option<&str>) -> PyResult<()> {
+        let key = Input::new(key)?;
+        let key: &[u8] = &key;
+        match durability.map(self::durability).transpose()? {
+            None => self.call(py, |keyspace| keyspace.remove(key)),
+            Some(durability) => self.call(py, |keyspace| keyspace.submit_remove(key, durability)?.wait()),
+        }
+    }
+
+    /// Insert a pair, or raise `BusyError` if the write would wait for background work.
+    fn try_insert(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (key, value) = (Input::new(key)?, Input::new(value)?);
+        let (key, value): (&[u8], &[u8]) = (&key, &value);
+        self.call(py, |keyspace| keyspace.try_insert(key, value))
+    }
+
+    /// Remove a key, or raise `BusyError` if the write would wait for background work.
+    fn try_remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        let key = Input::new(key)?;
+        let key: &[u8] = &key;
+        self.call(py, |keyspace| keyspace.try_remove(key))
+    }
+
+    /// Insert all pairs of an iterable as one commit, and return their number.
+    #[pyo3(signature = (pairs, durability=None))]
+    fn insert_many(
+        &self,
+        py: Python<'_>,
+        pairs: &Bound<'_, PyAny>,
+        durability: Option<&str>,
+    ) -> PyResult<usize> {
+        let mut batch = self.shared.open(py)?.batch();
+        if let Some(durability) = durability {
+            batch.durability(self::durability(durability)?);
+        }
+        for pair in pairs.try_iter()? {
+            let (key, value) = split_pair(&pair?)?;
+            batch.insert(&self.keyspace, &*Input::new(&key)?, &*Input::new(&value)?);
+        }
+        let count = batch.len();
+        self.commit(py, batch)?;
+        Ok(count)
+    }
+
+    /// Insert a pair if the key is missing. Return `None` then, and the present value otherwise.
+    fn insert_if_absent<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let (key, value) = (Input::new(key)?, Input::new(value)?);
+        let (key, value): (&[u8], &[u8]) = (&key, &value);
+        Ok(optional_bytes(py, self.call(py, |keyspace| keyspace.insert_if_absent(key, value))?))
+    }
+
+    /// Replace the value if it is `expected`, and return true then. `None` means a missing key.
+    #[pyo3(signature = (key, expected, new))]
+    fn compare_and_swap(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        expected: Option<&Bound<'_, PyAny>>,
+        new: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<bool> {
+        let (key, expected, new) = (Input::new(key)?, Input::optional(expected)?, Input::optional(new)?);
+        let (key, expected, new): (&[u8], _, _) = (&key, expected.as_deref(), new.as_deref());
+        self.call(py, |keyspace| keyspace.compare_and_swap(key, expected, new))
+    }
+
+    /// Replace the value by the result of `change(value)` and return the result. `None` means a
+    /// missing key. If the value was changed by another call, `change` is called again.
+    fn modify<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        change: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        loop {
+            let old = self.find(py, key)?;
+            let new = change.call1((optional_bytes(py, old.clone()),))?;
+            let input = Input::optional(Some(&new))?;
+            let (key, old) = (Input::new(key)?, old.as_deref());
+            let (key, bytes): (&[u8], _) = (&key, input.as_deref());
+            if self.call(py, |keyspace| keyspace.compare_and_swap(key, old, bytes))? {
+                return Ok(bytes.map(|bytes| PyBytes::new(py, bytes)));
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// Remove all keys of a range, and return their number. Commits groups of keys one by one.
+    #[pyo3(signature = (start=None, stop=None, prefix=None))]
+    fn remove_range(
+        &self,
+        py: Python<'_>,
+        start: Option<&Bound<'_, PyAny>>,
+        stop: Option<&Bound<'_, PyAny>>,
+        prefix: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
+        let range = range((start, true), (stop, false), Input::optional(prefix)?);
+        let database = self.shared.open(py)?;
+        let mut iter = self.call(py, |keyspace| keyspace.range(range))?;
+        let mut removed = 0;
+        loop {
+            let mut batch = database.batch();
+            let (keyspace, pairs) = (&self.keyspace, &mut iter);
+            let count = py.detach(move || {
+                let mut bytes = 0;
+                while batch.len() < GROUP_PAIRS && bytes < GROUP_BYTES {
+                    let read = pairs.next_with(|key, _| {
+                        bytes += key.len();
+                        batch.remove(keyspace, key);
+                    });
+                    match read {
+                        Some(read) => read?,
+                        None => break,
+                    }
+                }
+                let count = batch.len() as u64;
+                if count > 0 {
+                    batch.commit()?;
+                }
+                Ok(count)
+            });
+            let count: u64 = count.map_err(|error| self.shared.exception(py, &error))?;
+            if count == 0 {
+                return Ok(removed);
+            }
+            removed += count;
+            py.check_signals()?;
+        }
+    }
+
+    /// Remove all pairs.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        self.call_long(py, Keyspace::clear)
+    }
+
+    /// Return the value. If the key is missing, insert `default` and return it.
+    #[pyo3(signature = (key, default=None))]
+    fn setdefault<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        default: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        if let Some(value) = self.find(py, key)? {
+            return Ok(PyBytes::new(py, &value));
+        }
+        let default = default.ok_or_else(|| PyTypeError::new_err("setdefault needs a default value"))?;
+        let present = self.insert_if_absent(py, key, default)?;
+        present.map_or_else(|| Input::new(default).map(|value| PyBytes::new(py, &value)), Ok)
+    }
+
+    /// Remove a key and return its value; return the default if it is missing.
+    #[pyo3(signature = (key, *default))]
+    fn pop<'py>(
+        &self,
+        key: &Bound<'py, PyAny>,
+        default: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = key.py();
+        if default.len() > 1 {
+            return Err(PyTypeError::new_err("pop takes at most one default"));
+        }
+        match self.take(py, key)? {
+            Some(value) => Ok(PyBytes::new(py, &value).into_any()),
+            None => default.get_item(0).map_err(|_| PyKeyError::new_err(key.clone().unbind())),
+        }
+    }
+
+    /// Insert pairs, in several commits.
+    fn insert_groups(&self, py: Python<'_>, pairs: &Bound<'_, PyAny>) -> PyResult<()> {
+        let database = self.shared.open(py)?;
+        let (mut batch, mut bytes) = (database.batch(), 0);
+        for pair in pairs.try_iter()? {
+            let (key, value) = split_pair(&pair?)?;
+            let (key, value) = (Input::new(&key)?, Input::new(&value)?);
+            batch.insert(&self.keyspace, &*key, &*value);
+            bytes += key.len() + value.len();
+            if batch.len() >= GROUP_PAIRS || bytes >= GROUP_BYTES {
+                self.commit(py, std::mem::replace(&mut batch, database.batch()))?;
+                bytes = 0;
+            }
+        }
+        if batch.is_empty() { Ok(()) } else { self.commit(py, batch) }
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+        match self.find(py, key)? {
+            Some(value) => Ok(PyBytes::new(py, &value)),
+            None => Err(PyKeyError::new_err(key.clone().unbind())),
+        }
+    }
+
+    fn __setitem__(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.insert(py, key, value, None)
+    }
+
+    fn __delitem__(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        match self.take(py, key)? {
+            Some(_) => Ok(()),
+            None => Err(PyKeyError::new_err(key.clone().unbind())),
+        }
+    }
+
+    fn __contains__(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let input = Input::new(key)?;
+        let bytes: &[u8] = &input;
+        self.call(py, |keyspace| keyspace.contains_key(bytes))
+    }
+
+    fn __iter__(&self, py: Python<'_>) -> PyResult<Scan> {
+        self.scan(py, 1, None, None, None, false, true, false)
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let count = self.call_long(py, Keyspace::len)?;
+        Ok(usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    fn __bool__(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(!self.call(py, Keyspace::is_empty)?)
+    }
+
+    #[pyo3(signature = (part, start, stop, prefix, reverse, include_start=true, include_stop=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn scan(
+        &self,
+        py: Python<'_>,
+        part: u8,
+        start: Option<&Bound<'_, PyAny>>,
+        stop: Option<&Bound<'_, PyAny>>,
+        prefix: Option<&Bound<'_, PyAny>>,
+        reverse: bool,
+        include_start: bool,
+        include_stop: bool,
+    ) -> PyResult<Scan> {
+        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
+        let range = range((start, include_start), (stop, include_stop), Input::optional(prefix)?);
+        let iter = self.call(py, |keyspace| keyspace.range(range))?;
+        Ok(Scan::new(iter, Part::from_number(part), reverse, Arc::clone(&self.shared)))
+    }
+
+    fn raw_reader(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<RawReader>> {
+        let input = Input::new(key)?;
+        let bytes: &[u8] = &input;
+        let reader = self.call(py, |keyspace| keyspace.reader(bytes))?;
+        Ok(reader.map(|reader| RawReader::new(reader, Arc::clone(&self.shared))))
+    }
+
+    fn raw_writer(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<RawWriter> {
+        let input = Input::new(key)?;
+        let bytes: &[u8] = &input;
+        let writer = self.call(py, |keyspace| keyspace.writer(bytes))?;
+        Ok(RawWriter::new(writer, Arc::clone(&self.shared)))
+    }
+
+    /// Sort the data on disk, and return the figures of the report.
+    fn raw_compact<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let report = self.call_long(py, Keyspace::compact)?;
+        stats::compaction(py, &report)
+    }
+
+    /// Return the figures of the engine.
+    fn raw_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let figures = self.call_long(py, Keyspace::stats)?;
+        let disk_bytes = self.call(py, Keyspace::disk_bytes)?;
+        stats::keyspace(py, &figures, disk_bytes)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(refuse_pickle("keyspace"))
+    }
+}
+
+/// Returns key and value of a tuple, or of any sequence of two.
+fn split_pair<'py>(pair: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    pair.extract().map_err(|_| PyTypeError::new_err("a pair must be a tuple of key and value"))
+}

@@ -1,0 +1,48 @@
+//! # Extension module `sheaf._sheaf`: Python objects over the public API of Sheaf
+//!
+//! Contains the calls that must be fast or that need Rust. The Python package around it adds the
+//! mapping protocols, dataclasses, exceptions and docs.
+//!
+//! ## Threads
+//!
+//! 1. A call of the library runs with the GIL released. No lock of this module is held then,
+//!    except that of one iterator, stream or batch. A thread that waits for such a lock releases
+//!    the GIL.
+//! 2. Long calls run in a worker thread (`worker`), and the calling thread checks for signals. All
+//!    Python callbacks run in the calling thread, except that of a stall.
+
+mod batch;
+mod database;
+mod error;
+mod input;
+mod keyspace;
+mod options;
+mod scan;
+mod shared;
+mod snapshot;
+mod stats;
+mod stream;
+mod worker;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _sheaf(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<database::RawDatabase>()?;
+    module.add_class::<keyspace::RawKeyspace>()?;
+    module.add_class::<snapshot::RawSnapshot>()?;
+    module.add_class::<snapshot::RawSnapshotKeyspace>()?;
+    module.add_class::<scan::Scan>()?;
+    module.add_class::<batch::RawBatch>()?;
+    module.add_class::<batch::CommitTicket>()?;
+    module.add_class::<stream::RawReader>()?;
+    module.add_class::<stream::RawWriter>()?;
+    module.add_function(wrap_pyfunction!(options::engines, module)?)?;
+    module.add_function(wrap_pyfunction!(options::engine_options, module)?)?;
+    module.add_function(wrap_pyfunction!(database::restore, module)?)?;
+    module.add_function(wrap_pyfunction!(database::repair, module)?)?;
+    module.add("MAX_KEY", sheaf::MAX_KEY)?;
+    module.add("MAX_VALUE", sheaf::MAX_VALUE)?;
+    module.add("MAX_BATCH", sheaf::MAX_BATCH)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}
