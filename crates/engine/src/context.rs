@@ -145,6 +145,9 @@ pub struct EngineContext {
     /// Space that an engine may use on disk, as a multiple of its live data. Engines try to stay
     /// below it.
     pub space_limit: f64,
+    /// `space_limit`, if the caller has set it. An engine must then keep its own files and its part
+    /// of the journal below it, and throttle writers for that.
+    pub space_bound: Option<f64>,
     /// Directories for the engines' own files. `None` for a context without a database.
     pub engine_dir: Option<EngineDir>,
     /// Arbiter that divides the memory for caches.
@@ -176,6 +179,7 @@ impl EngineContext {
             tiny,
             inline: true,
             space_limit: 1.6,
+            space_bound: None,
             engine_dir: None,
             cache_arbiter: CacheArbiter::default(),
             commit_progress: Arc::default(),
@@ -213,6 +217,13 @@ impl EngineContext {
     #[must_use]
     pub fn with_space_limit(mut self, times: f64) -> EngineContext {
         self.space_limit = times;
+        self
+    }
+
+    /// Returns the context with another value of [`EngineContext::space_bound`].
+    #[must_use]
+    pub fn with_space_bound(mut self, times: Option<f64>) -> EngineContext {
+        self.space_bound = times;
         self
     }
 

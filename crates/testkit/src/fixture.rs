@@ -43,6 +43,8 @@ pub struct TestSubject {
     pub other_engine: &'static str,
     /// Whether files on the real disk are mapped as the substitute of persistent memory.
     pub is_persistent: bool,
+    /// Space limit of the database, if it is set.
+    pub space_limit: Option<f64>,
     /// Factories of engines that the facade does not register itself.
     pub factories: Vec<Arc<dyn EngineFactory>>,
 }
@@ -58,6 +60,7 @@ impl TestSubject {
             ordered: false,
             other_engine: reference_engine::NAME,
             is_persistent: false,
+            space_limit: None,
             factories: vec![Arc::new(ReferenceEngineFactory::default())],
         }
     }
@@ -145,6 +148,12 @@ impl TestSubject {
         }
     }
 
+    /// FlexDB under a bound of disk space.
+    #[must_use]
+    pub fn flex_bounded() -> TestSubject {
+        TestSubject { name: "flex-bounded", space_limit: Some(1.6), ..TestSubject::flex_wide() }
+    }
+
     /// DeLSM with fewer and larger levels, and three frozen memtables.
     #[must_use]
     pub fn delsm_steep() -> TestSubject {
@@ -160,8 +169,16 @@ impl TestSubject {
             TestSubject::cedrus_narrow(),
             TestSubject::cedrus_wide(),
             TestSubject::flex_wide(),
+            TestSubject::flex_bounded(),
             TestSubject::delsm_steep(),
         ]
+    }
+
+    /// Adds the factories and the space limit to a builder.
+    #[must_use]
+    pub fn configure(&self, builder: Builder) -> Builder {
+        let builder = self.factories.iter().cloned().fold(builder, Builder::engine);
+        self.space_limit.into_iter().fold(builder, Builder::space_limit)
     }
 
     /// Returns the options for a keyspace of `engine`, with the chosen options if it is the engine
@@ -410,8 +427,7 @@ impl Fixture {
 
     /// Returns a builder on another disk.
     pub fn builder_on(&self, disk: Arc<dyn Disk>) -> Builder {
-        let factories = self.subject.factories.iter().cloned();
-        factories.fold(self.builtin_engines_builder_on(disk), Builder::engine)
+        self.subject.configure(self.builtin_engines_builder_on(disk))
     }
 
     /// Like [`Fixture::builder_on`], but registers only the engines that the facade registers

@@ -408,9 +408,10 @@ impl Builder {
 
     /// Sets the limit on the disk space of the store log, as a multiple of its live entries: from
     /// 1.1 to 10, default 1.6. Above it, garbage collection reclaims space. A smaller limit costs
-    /// more device writes; the README of the engine `flat` has figures. For `flex` the value does
-    /// not limit disk space: it controls the amount of superseded data in its journal and
-    /// intervals.
+    /// more device writes; the READMEs of the engines `flat` and `flex` have figures. A keyspace of
+    /// `flex` has no limit by default; a value set here also bounds its space and its part of the
+    /// journal. If live data cannot fit under the limit, the limit is exceeded and no write waits
+    /// for it forever.
     ///
     /// Opening returns [`Error::InvalidArgument`] for a value outside the range.
     ///
@@ -424,6 +425,7 @@ impl Builder {
     #[must_use]
     pub fn space_limit(mut self, times: f64) -> Builder {
         self.options.max_space_amplification = times;
+        self.options.bounds_engine_files = true;
         self
     }
 

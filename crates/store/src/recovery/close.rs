@@ -185,6 +185,7 @@ impl Store {
             Blobs::new(Arc::clone(&disk), path.join(BLOB_DIR), root.blob_bound, root.store, options.tiny);
         let context = EngineContext::new(blobs, options.memory_budget, root.hash_key, options.tiny)
             .with_space_limit(options.max_space_amplification)
+            .with_space_bound(options.bounds_engine_files.then_some(options.max_space_amplification))
             .with_clock(Arc::clone(&clock))
             .with_engine_dir(EngineDir::new(Arc::clone(&disk), path, options.read_only), options.inline);
         let progress = Arc::clone(&context.commit_progress);

@@ -33,6 +33,9 @@ pub struct StoreOptions {
     pub background_threads: usize,
     /// Space limit of the store log, as a multiple of its live bytes.
     pub max_space_amplification: f64,
+    /// Whether the space limit was set explicitly and also bounds engines that keep their data in
+    /// files of their own.
+    pub bounds_engine_files: bool,
     /// Modes of files and directories. `None` selects those of an existing database or of its
     /// source. If there is neither, only the owner has access.
     pub permissions: Option<Permissions>,
@@ -87,6 +90,7 @@ impl Default for StoreOptions {
             sync_interval: Duration::from_millis(100),
             background_threads: background_threads(),
             max_space_amplification: 1.6,
+            bounds_engine_files: false,
             permissions: None,
             tiny: false,
             inline: false,

@@ -61,9 +61,8 @@ impl TestMachine {
     #[must_use]
     pub fn builder(&self) -> Builder {
         let clock: Arc<ManualClock> = Arc::clone(&self.clock);
-        let factories = self.subject.factories.iter().cloned();
-        factories
-            .fold(Database::builder(), Builder::engine)
+        self.subject
+            .configure(Database::builder())
             .disk(Arc::new(self.recording_disk.clone()))
             .clock(clock)
             .tiny(true)

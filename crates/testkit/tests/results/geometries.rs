@@ -48,7 +48,7 @@ macro_rules! geometry {
     };
 }
 
-geometry!(cedrus_narrow cedrus_wide flex_wide delsm_steep);
+geometry!(cedrus_narrow cedrus_wide flex_wide flex_bounded delsm_steep);
 
 /// Entries that `cedrus` defers at opening, removals included, are applied before GC removes their
 /// segments: after a kill, GC runs before the first read. One step applies eight parts, so many
