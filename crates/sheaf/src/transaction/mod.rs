@@ -181,7 +181,9 @@ impl Transaction {
     }
 
     /// Returns the value of `key` like [`Transaction::get`], but the commit does not check it. Use
-    /// it for data whose change must not make the transaction fail.
+    /// it for data whose change must not make the transaction fail. The first read of a range moves
+    /// the transaction to a newer snapshot, and fails with [`Error::Conflict`](crate::Error) if a
+    /// key that was read before has changed, also one that was read by this function.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
