@@ -665,7 +665,7 @@ pub fn an_overwrite_next_to_the_removal_stays(fixture: &Fixture) {
             }
             fixture.advance(Duration::from_millis(1));
             for index in 0..60 {
-                ks.insert(key(index), "new").unwrap(); // while the other thread removes the old pairs
+                ks.insert(key(index), "new").unwrap(); // while the other thread removes
             }
             for index in 0..60 {
                 assert_eq!(get(&ks, key(index)).as_deref(), Some(&b"new"[..]), "{index} in round {round}");
