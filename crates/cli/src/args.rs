@@ -28,6 +28,7 @@ use crate::verbs::repair::Repair;
 use crate::verbs::scan::Scan;
 use crate::verbs::serve::Serve;
 use crate::verbs::top::Top;
+use crate::verbs::ttl::Ttl;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -93,7 +94,9 @@ Examples:
   sheaf put my.db photo - < photo.jpg
   sheaf put my.db --hex 00ff 68656c6c6f
   sheaf put my.db --keyspace users --engine flat --durable ada lovelace
-  sheaf put my.db --keyspace users --engine cedrus --option branching=64 ada lovelace")]
+  sheaf put my.db --keyspace users --engine cedrus --option branching=64 ada lovelace
+  sheaf put my.db --keyspace sessions --ttl 10m ada token
+  sheaf put my.db --keyspace sessions --option ttl=1h ada token    every pair expires")]
     Put(Put),
     /// Print the value of a key
     #[command(after_long_help = "\
@@ -116,6 +119,15 @@ its value has no file of its own.
 Example:
   file \"$(sheaf path my.db --keyspace photos cat)\"")]
     Path(PathArgs),
+    /// Print the seconds for which a key still exists, or `never`
+    #[command(after_long_help = "\
+The keyspace must have been created with expiry, by `put --ttl` or `--option expiry=on`.
+Exit code 1 if the key does not exist or has expired.
+
+Examples:
+  sheaf ttl my.db --keyspace sessions ada         599.213
+  sheaf ttl my.db --keyspace sessions --json ada")]
+    Ttl(Ttl),
     /// Remove keys in one commit
     #[command(after_long_help = "\
 Exit code 1 if one of the keys does not exist; the others are removed nevertheless.

@@ -1551,6 +1551,17 @@ sheaf_code sheaf_size_of(sheaf_keyspace *keyspace,
 sheaf_code sheaf_contains_key(sheaf_keyspace *keyspace, sheaf_bytes key, sheaf_error **error);
 
 /**
+ * Returns the time at which `key` expires, in milliseconds since 1970, or 0 if it never does.
+ * Returns `SHEAF_NOT_FOUND` if the key does not exist or has expired.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_expires_at(sheaf_keyspace *keyspace,
+                            sheaf_bytes key,
+                            uint64_t *expires_at_ms,
+                            sheaf_error **error);
+
+/**
  * Returns the path of the file that contains exactly the value of `key`. Returns
  * `SHEAF_NOT_FOUND` if the value has no file of its own. The file must not be modified. Not for
  * keyspaces of snapshots (`SHEAF_READ_ONLY`).
@@ -1929,6 +1940,19 @@ sheaf_code sheaf_insert(sheaf_keyspace *keyspace,
                         sheaf_bytes key,
                         sheaf_bytes value,
                         sheaf_error **error);
+
+/**
+ * Sets `key` to `value` for `ttl_ms` milliseconds. Afterwards the key is missing for every read.
+ * The keyspace must have the option `expiry`; otherwise, and if `ttl_ms` is zero, returns
+ * `SHEAF_INVALID_ARGUMENT`.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_insert_with_ttl(sheaf_keyspace *keyspace,
+                                 sheaf_bytes key,
+                                 sheaf_bytes value,
+                                 uint64_t ttl_ms,
+                                 sheaf_error **error);
 
 /**
  * Removes `key` with the default durability of the database. A missing key is no error.

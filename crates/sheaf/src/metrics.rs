@@ -1,8 +1,7 @@
 //! # Metrics: the statistics of a database for the crate `metrics`
 //!
-//! [`publish`] passes the present values of [`Database::stats`] to the recorder of the application.
-//! Call it before each scrape, or every few seconds. All have the label `database`, the path.
-//! Counters start at 0 with each opening.
+//! [`publish`] passes [`Database::stats`] to the recorder. Call it before each scrape, or every few
+//! seconds. All have the label `database`, the path. Counters start at 0 with each opening.
 //!
 //! | name | kind | labels | meaning |
 //! |---|---|---|---|
@@ -13,6 +12,7 @@
 //! | `sheaf_stalls` | counter | `kind` | waits of writers |
 //! | `sheaf_stalled_microseconds` | counter | `kind` | total time of the waits |
 //! | `sheaf_longest_stall_seconds` | gauge | `kind` | longest wait |
+//! | `sheaf_expired_pairs` | counter | | expired pairs that were removed |
 //! | `sheaf_transactions`, `sheaf_transaction_conflicts` | counter | | commits; conflicts |
 //! | `sheaf_views` | gauge | | live snapshots and iterators |
 //! | `sheaf_oldest_view` | gauge | | commits since the oldest snapshot; 0 without any |
@@ -62,6 +62,7 @@ fn publish_commits(stats: &DatabaseStats, path: &str) {
     gauge!("sheaf_unsynced_age_seconds", "database" => database()).set(stats.unsynced_age.as_secs_f64());
     counter!("sheaf_sync_rounds", "database" => database()).absolute(stats.sync_rounds);
     counter!("sheaf_sync_waits", "database" => database()).absolute(stats.sync_waits);
+    counter!("sheaf_expired_pairs", "database" => database()).absolute(stats.expiry.removed_pairs);
     let transactions = &stats.transactions;
     counter!("sheaf_transactions", "database" => database()).absolute(transactions.committed);
     counter!("sheaf_transaction_conflicts", "database" => database()).absolute(transactions.conflicts);

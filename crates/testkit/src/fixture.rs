@@ -16,7 +16,7 @@ use std::time::Duration;
 use sheaf::{Builder, Database, Keyspace, KeyspaceOptions, PersistenceMode, Result};
 use sheaf_engine::contract::EngineFactory;
 use sheaf_flat::pmem::PmDisk;
-use sheaf_platform::clock::{Clock, ManualClock, SystemClock};
+use sheaf_platform::clock::{Clock, ManualClock, SystemClock, UnixMillis};
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_platform::disk::{Disk, MIN_OPEN_FILES, OpenMode};
 use sheaf_platform::sync::epoch;
@@ -416,6 +416,19 @@ impl Fixture {
         if let Some(clock) = &self.manual_clock {
             clock.advance(by);
         }
+    }
+
+    /// Sets the time that decides whether pairs have expired, if the setting has a manual clock.
+    pub fn set_unix_millis(&self, time: UnixMillis) {
+        if let Some(clock) = &self.manual_clock {
+            clock.set_unix_millis(time);
+        }
+    }
+
+    /// Returns that time. Zero, if the setting has the clock of the machine.
+    #[must_use]
+    pub fn unix_millis(&self) -> UnixMillis {
+        self.manual_clock.as_ref().map_or(UnixMillis(0), |clock| clock.unix_millis())
     }
 
     /// Returns a builder on a new [`CrashableDisk`], which [`Fixture::kill`] cuts off.

@@ -264,6 +264,29 @@ static void test_owner(const char *path) {
   sheaf_owner_free(owner);
 }
 
+static void test_expiry(sheaf_db *db, sheaf_keyspace *users) {
+  sheaf_keyspace_options *options;
+  sheaf_keyspace *sessions;
+  uint64_t time;
+  OK(sheaf_keyspace_options_create(sheaf_str("flex"), &options, &error));
+  OK(sheaf_keyspace_options_set(options, sheaf_str("expiry"), 1, &error));
+  OK(sheaf_db_keyspace(db, sheaf_str("sessions"), options, &sessions, &error));
+  sheaf_keyspace_options_free(options);
+  OK(sheaf_insert_with_ttl(sessions, sheaf_str("ada"), sheaf_str("token"), 600000, &error));
+  OK(sheaf_expires_at(sessions, sheaf_str("ada"), &time, &error));
+  CHECK(time > 1500000000000);
+  OK(sheaf_insert(sessions, sheaf_str("ada"), sheaf_str("token"), &error));
+  OK(sheaf_expires_at(sessions, sheaf_str("ada"), &time, &error));
+  CHECK(time == 0);
+  EXPECT(SHEAF_NOT_FOUND, sheaf_expires_at(sessions, sheaf_str("alan"), &time, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT,
+         sheaf_insert_with_ttl(sessions, sheaf_str("ada"), sheaf_str("token"), 0, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT,
+         sheaf_insert_with_ttl(users, sheaf_str("ada"), sheaf_str("token"), 1, &error));
+  sheaf_keyspace_free(sessions);
+  OK(sheaf_db_drop_keyspace(db, sheaf_str("sessions"), &error));
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   sheaf_options *options;
@@ -313,6 +336,7 @@ int main(int argc, char **argv) {
   OK(sheaf_db_keyspaces(db, &value, &error));
   CHECK(take_contains(value, "\"engine\":\"flex\""));
 
+  test_expiry(db, users);
   test_single_keys(db, users);
   test_batches(db, users);
   test_transactions(db, users);

@@ -55,6 +55,16 @@ pub fn engine_options(engine: &str) -> &'static [OptionSpec] {
     built_in.iter().find(|factory| factory.name() == engine).map_or(&[], |factory| factory.options())
 }
 
+/// Returns the options that a keyspace of any engine can have.
+///
+/// ```
+/// assert!(sheaf::keyspace_options().iter().any(|option| option.name == "expiry"));
+/// ```
+#[must_use]
+pub fn keyspace_options() -> &'static [OptionSpec] {
+    sheaf_store::KEYSPACE_OPTIONS
+}
+
 /// Options for opening a database. [`Database::builder`] returns the defaults.
 ///
 /// ```

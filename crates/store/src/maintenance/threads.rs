@@ -322,7 +322,10 @@ impl Store {
         self.check_writable()?;
         let _step = PoisonOnPanic(self);
         let ticked = self.sync_tick()?;
-        Ok(self.maintenance_pass(self.maintenance_mode()).into_result()? | ticked)
+        let expired = self.remove_expired();
+        let mut outcome = self.maintenance_pass(self.maintenance_mode());
+        outcome.merge(expired);
+        Ok(outcome.into_result()? | ticked)
     }
 
     /// Runs one pass of maintenance. A step that fails does not stop the others: on a full disk no
@@ -529,7 +532,8 @@ fn run_maintenance(store: &Weak<Store>, signals: &ThreadSignals) {
         // A step that fails now, for example because the disk is full, is retried. Writers that
         // depend on it get the error.
         loop {
-            let outcome = store.maintenance_pass(store.maintenance_mode());
+            let mut outcome = store.remove_expired();
+            outcome.merge(store.maintenance_pass(store.maintenance_mode()));
             if let Some(error) = outcome.first_error.as_ref().filter(|_| !has_failed) {
                 sheaf_platform::event!(WARN, "background work fails", error = error.to_string());
             }

@@ -126,6 +126,7 @@ impl Store {
         store.trace_opening();
         let store = Arc::new(store);
         store.start_threads()?;
+        store.connect_indexes()?;
         Ok(store)
     }
 
@@ -207,6 +208,7 @@ impl Store {
             catalog: Catalog::default(),
             pipeline,
             health: Health::new(),
+            expiry: crate::expiry::StoreExpiry::default(),
             view_slots: ViewSlots::default(),
             sync: SyncState::default(),
             disk_state: DiskState::default(),

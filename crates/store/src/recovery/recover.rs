@@ -31,6 +31,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use crate::commit::tail::{HOT_TAIL, Tail, tail_of};
+use crate::expiry::with_keyspace_options;
 use crate::keyspace::catalog::{Catalog, KeyspaceMap, decode_entry};
 use crate::keyspace::state::FileDamage;
 use crate::recovery::replay::restore_and_replay;
@@ -390,9 +391,10 @@ impl<'a> Recovery<'a> {
                     format!("this build has no engine {:?}, which keyspace {name:?} needs", entry.engine);
                 return Err(Error::InvalidArgument { argument: "engine", reason: why });
             };
-            entry.options.check(&entry.engine, factory.options())?;
+            entry.options.check(&entry.engine, &with_keyspace_options(factory.options()))?;
             let engine = factory.create(entry.id, &entry.options, &self.store.context);
-            let keyspace = KeyspaceState::new(entry.id, &name, engine, entry.options, Seq::ZERO);
+            let context = &self.store.context;
+            let keyspace = KeyspaceState::new(entry.id, &name, engine, entry.options, Seq::ZERO, context);
             map.insert(name, Arc::new(keyspace));
         }
         Ok((map, next))

@@ -214,6 +214,8 @@ pub struct DatabaseStats {
     pub throttles: u64,
     /// Transactions.
     pub transactions: TransactionStats,
+    /// Expiry of pairs.
+    pub expiry: ExpiryStats,
     /// Waits of writers, by kind.
     pub stalls: Vec<StallStats>,
     /// Published checkpoints.
@@ -253,6 +255,21 @@ pub struct TransactionStats {
     pub range_readers: u64,
     /// Bytes of the keys that commits recorded for them; part of [`MemoryStats::buffers`].
     pub recent_key_bytes: u64,
+}
+
+/// Statistics of expiry since the opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExpiryStats {
+    /// Expired pairs that the background removed.
+    pub removed_pairs: u64,
+    /// Entries of the indexes that were dropped because their pair was overwritten or removed.
+    pub dropped_hints: u64,
+    /// Time at which the background has the next work, in milliseconds since 1970. `None` if no
+    /// pair expires; zero if the time is not known yet.
+    pub next_due_ms: Option<u64>,
+    /// Time for which that work has been due.
+    pub lag: Duration,
 }
 
 /// Statistics of an opening.

@@ -21,6 +21,7 @@
 pub mod batches;
 pub mod closing;
 pub mod concurrency;
+pub mod expiry;
 pub mod full_disk;
 pub mod idle;
 pub mod keyspaces;
@@ -276,6 +277,30 @@ macro_rules! conformance {
             $crate::promises! { $subject, TINY_STEPPED, snapshots:
                 pinned_data_of_a_dropped_keyspace_is_not_counted_live
             }
+            $crate::promises! { $subject, STEPPED, expiry:
+                an_expired_pair_is_absent_for_every_read
+                conditional_calls_treat_an_expired_pair_as_missing
+                snapshots_and_transactions_decide_with_the_time_of_their_creation
+                the_background_removes_expired_pairs_and_frees_their_space
+                a_pair_that_got_another_time_stays
+                a_clock_that_goes_back_returns_no_removed_pair
+                invalid_times_to_live_write_nothing
+                a_default_time_to_live_holds_for_every_put
+                large_values_are_streamed_with_their_time
+                times_survive_reopening_kills_and_power_cuts
+                an_index_lives_and_ends_with_its_keyspace
+                conversions_keep_the_times
+                bulk_loads_take_times
+                backups_keep_the_times
+                a_repair_and_a_lost_index_keep_the_times
+            }
+            $crate::promises! { $subject, TINY_STEPPED, expiry:
+                an_idle_database_waits_for_the_next_time_without_writing
+                an_overwrite_next_to_the_removal_stays
+            }
+            $crate::promises! { $subject, THREADED, expiry:
+                expired_pairs_disappear_without_a_call
+            }
             $crate::promises! { $subject, EVERYWHERE, try_gets:
                 a_try_get_returns_the_value_or_would_read
                 a_try_get_of_a_snapshot_shows_the_snapshot
@@ -399,6 +424,7 @@ mod tests {
             include_str!("concurrency.rs"),
             include_str!("try_writes.rs"),
             include_str!("idle.rs"),
+            include_str!("expiry.rs"),
         ];
         for name in areas.iter().flat_map(|area| area.split("\npub fn ").skip(1)) {
             let name = name.split('(').next().unwrap_or_default();

@@ -1,7 +1,8 @@
 //! # The table of seeded bugs
 //!
 //! All are in the code of the commit window or in structures that several commits change at the
-//! same time (decisions/0027). W1 to W13 are its rules, W25 to W42 its scenarios (docs/commit.md).
+//! same time (decisions/0027), or in expiry. W1 to W13 are its rules, W25 to W42 its scenarios
+//! (docs/commit.md). P14 is a promise of docs/reliability/PROMISES.md.
 
 /// A bug, and the test that must find it.
 #[derive(Debug)]
@@ -63,6 +64,12 @@ const fn unit_test(package: &'static str, name: &'static str) -> BugTest {
 const fn database_test(engine: Option<&'static str>, name: &'static str) -> BugTest {
     let target = Some("interleavings");
     BugTest { is_shuttle: true, package: "sheaf-testkit", target, name, engine }
+}
+
+/// Returns a test of the conformance suite, for `flat` and without the scheduler.
+const fn conformance_test(name: &'static str) -> BugTest {
+    let target = Some("suites");
+    BugTest { is_shuttle: false, package: "sheaf-testkit", target, name, engine: None }
 }
 
 const PROGRESS: &str = "crates/engine/src/window/progress.rs";
@@ -624,6 +631,54 @@ pub(super) const BUGS: &[SeededBug] = &[
         }],
         effect: BugEffect::Failure,
         test: RANGE_CHECK_TEST,
+    },
+    SeededBug {
+        name: "a-removal-trusts-its-hint",
+        breaks: "P14",
+        file: "crates/store/src/maintenance/expiry.rs",
+        edits: &[SourceEdit {
+            find: "matches!(stored, Some(Some(time)) if time <= now)",
+            replace: "(stored.is_some() || now.0 == 0)",
+        }],
+        effect: BugEffect::Failure,
+        test: conformance_test("conformance::flat::a_pair_that_got_another_time_stays"),
+    },
+    SeededBug {
+        name: "a-removal-does-not-expect-its-pair",
+        breaks: "P14",
+        file: "crates/store/src/maintenance/expiry.rs",
+        edits: &[SourceEdit {
+            find: "let expectations = due.iter().map(",
+            replace: "let expectations = due.iter().take(0).map(",
+        }],
+        effect: BugEffect::Failure,
+        test: conformance_test("conformance::flat::an_overwrite_next_to_the_removal_stays"),
+    },
+    SeededBug {
+        name: "a-snapshot-reads-with-the-present-time",
+        breaks: "P14",
+        file: "crates/store/src/expiry/mod.rs",
+        edits: &[SourceEdit {
+            find: "        at.now.unwrap_or_else(|| self.clock.unix_millis())",
+            replace: "        at.now.map_or_else(|| self.clock.unix_millis(), |_| self.clock.unix_millis())",
+        }],
+        effect: BugEffect::Failure,
+        test: conformance_test(
+            "conformance::flat::snapshots_and_transactions_decide_with_the_time_of_their_creation",
+        ),
+    },
+    SeededBug {
+        name: "a-put-writes-no-hint",
+        breaks: "P14",
+        file: "crates/store/src/expiry/commit.rs",
+        edits: &[SourceEdit {
+            find: "            let index = write.keyspace.expiry().and_then(KeyspaceExpiry::index);",
+            replace: "            let index = write.keyspace.expiry().and_then(KeyspaceExpiry::index).filter(|_| false);",
+        }],
+        effect: BugEffect::Failure,
+        test: conformance_test(
+            "conformance::flat::the_background_removes_expired_pairs_and_frees_their_space",
+        ),
     },
     SeededBug {
         name: "a-forked-child-takes-itself-for-its-parent",

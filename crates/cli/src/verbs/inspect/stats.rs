@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 use sheaf::{
-    BlobStats, CacheStats, DatabaseOverview, DatabaseStats, DescriptorStats, KeyspaceOverview, LogStats,
-    StallKind, StallStats, TransactionStats,
+    BlobStats, CacheStats, DatabaseOverview, DatabaseStats, DescriptorStats, ExpiryStats, KeyspaceOverview,
+    LogStats, StallKind, StallStats, TransactionStats,
 };
 
 use crate::args::ReportArgs;
@@ -73,6 +73,11 @@ fn print(out: &mut impl Write, path: &Path, all: &DatabaseOverview) -> Result {
     let TransactionStats { committed, conflicts, .. } = stats.transactions;
     if committed + conflicts > 0 {
         writeln!(out, "  {}, {}", many(committed, "transaction"), many(conflicts, "conflict"))?;
+    }
+    let ExpiryStats { removed_pairs, dropped_hints, next_due_ms, lag, .. } = stats.expiry;
+    if removed_pairs + dropped_hints > 0 || next_due_ms.is_some() {
+        let due = if lag.is_zero() { String::new() } else { format!(", late by {}", time(lag)) };
+        writeln!(out, "  {} expired and removed{due}", many(removed_pairs, "pair"))?;
     }
     print_stalls(out, stats)?;
     writeln!(out, "{heading}keyspaces{heading:#}")?;
@@ -163,6 +168,12 @@ pub(crate) fn as_json(all: &DatabaseOverview) -> Json {
             "conflicts": stats.transactions.conflicts,
             "range_readers": stats.transactions.range_readers,
             "recent_key_bytes": stats.transactions.recent_key_bytes,
+        },
+        "expiry": {
+            "removed_pairs": stats.expiry.removed_pairs,
+            "dropped_hints": stats.expiry.dropped_hints,
+            "next_due_ms": stats.expiry.next_due_ms,
+            "lag_seconds": stats.expiry.lag.as_secs_f64(),
         },
         "stalls": stats.stalls.iter().map(stall_as_json).collect::<Vec<_>>(),
         "checkpoints": stats.checkpoints,
