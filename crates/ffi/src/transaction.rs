@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Bound;
+use std::sync::MutexGuard;
 
 use sheaf::{Durability, Keyspace, Result, Savepoint, Transaction, Value};
 
@@ -43,12 +44,17 @@ impl TransactionState {
 
 const ENDED: &str = "it has ended by a commit";
 
+/// Returns the state of a transaction, locked until the end of the call.
+fn locked(transaction: Option<&sheaf_transaction>) -> Outcome<MutexGuard<'_, TransactionState>> {
+    given(transaction, "transaction")?.0.lock("transaction")
+}
+
 /// Runs `body` on an open transaction.
 fn with<R>(
     transaction: Option<&sheaf_transaction>,
     body: impl FnOnce(&Transaction) -> Outcome<R>,
 ) -> Outcome<R> {
-    body(given(transaction, "transaction")?.0.lock("transaction")?.open()?)
+    body(locked(transaction)?.open()?)
 }
 
 /// Begins a transaction: its reads show the state at this call, and its own changes. The commit
@@ -230,7 +236,7 @@ pub extern "C" fn sheaf_transaction_savepoint(
 ) -> sheaf_code {
     call(error, || {
         let place = given(savepoint, "savepoint")?;
-        let mut state = given(transaction, "transaction")?.0.lock("transaction")?;
+        let mut state = locked(transaction)?;
         let point = state.open()?.savepoint()?;
         place.write(state.savepoints.len());
         state.savepoints.push(point);
@@ -249,7 +255,7 @@ pub extern "C" fn sheaf_transaction_roll_back_to(
     error: Option<&mut MaybeUninit<*mut sheaf_error>>,
 ) -> sheaf_code {
     call(error, || {
-        let mut state = given(transaction, "transaction")?.0.lock("transaction")?;
+        let mut state = locked(transaction)?;
         let point = state.savepoints.get(savepoint).copied();
         let point = point.ok_or_else(|| invalid("savepoint", "the transaction has no such savepoint"))?;
         state.open()?.roll_back_to(point)?;
@@ -268,7 +274,7 @@ pub extern "C" fn sheaf_transaction_set_durability(
     error: Option<&mut MaybeUninit<*mut sheaf_error>>,
 ) -> sheaf_code {
     call(error, || {
-        let mut state = given(transaction, "transaction")?.0.lock("transaction")?;
+        let mut state = locked(transaction)?;
         state.durability = Some(chosen_durability(durability)?);
         Ok(())
     })
@@ -285,7 +291,7 @@ pub extern "C" fn sheaf_transaction_commit(
     error: Option<&mut MaybeUninit<*mut sheaf_error>>,
 ) -> sheaf_code {
     call(error, || {
-        let ended = given(transaction, "transaction")?.0.lock("transaction")?.take()?;
+        let ended = locked(transaction)?.take()?;
         Ok(ended.commit()?)
     })
 }
@@ -302,7 +308,7 @@ pub extern "C" fn sheaf_transaction_submit(
 ) -> sheaf_code {
     call(error, || {
         let place = handle_out(ticket, "ticket")?;
-        let ended = given(transaction, "transaction")?.0.lock("transaction")?.take()?;
+        let ended = locked(transaction)?.take()?;
         place.write(sheaf_ticket::handle(ended.submit()?));
         Ok(())
     })

@@ -202,9 +202,7 @@ impl Store {
     pub fn read_point(&self, seq: Seq) -> ReadPoint {
         ReadPoint { seq, now: self.expiry.is_used().then(|| self.clock.unix_millis()) }
     }
-}
 
-impl Store {
     /// Returns the statistics of expiry.
     pub(crate) fn expiry_stats(&self) -> ExpiryStats {
         let next_due = match self.expiry.next_due.load(Ordering::Acquire) {
@@ -252,27 +250,25 @@ impl KeyspaceExpiry {
         context: &EngineContext,
     ) -> Option<Box<KeyspaceExpiry>> {
         has_expiry(options).then(|| {
-            Box::new(KeyspaceExpiry {
-                default_ttl_ms: options.get(TTL_OPTION).unwrap_or(0),
-                clock: Arc::clone(&context.clock),
-                path: context.dir_of(id),
-                index: OnceLock::new(),
-                next_due: AtomicU64::new(0),
-                removal_lock: Mutex::new(()),
-            })
+            let default_ttl_ms = options.get(TTL_OPTION).unwrap_or(0);
+            KeyspaceExpiry::unindexed(default_ttl_ms, Arc::clone(&context.clock), context.dir_of(id))
+        })
+    }
+
+    fn unindexed(default_ttl_ms: u64, clock: Arc<dyn Clock>, path: PathBuf) -> Box<KeyspaceExpiry> {
+        Box::new(KeyspaceExpiry {
+            default_ttl_ms,
+            clock,
+            path,
+            index: OnceLock::new(),
+            next_due: AtomicU64::new(0),
+            removal_lock: Mutex::new(()),
         })
     }
 
     /// Returns the expiry of a copy of the keyspace, without an index.
     pub(crate) fn without_index(&self) -> Box<KeyspaceExpiry> {
-        Box::new(KeyspaceExpiry {
-            default_ttl_ms: self.default_ttl_ms,
-            clock: Arc::clone(&self.clock),
-            path: self.path.clone(),
-            index: OnceLock::new(),
-            next_due: AtomicU64::new(0),
-            removal_lock: Mutex::new(()),
-        })
+        KeyspaceExpiry::unindexed(self.default_ttl_ms, Arc::clone(&self.clock), self.path.clone())
     }
 
     /// Sets the index. Called before the keyspace is visible, or while it is opened.
