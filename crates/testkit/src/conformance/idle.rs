@@ -11,7 +11,7 @@ const STEPS: usize = 60;
 /// Maximum number of maintenance steps of a pause. A tiny database moves a few pairs per step.
 const MOST_STEPS: usize = 4000;
 
-/// Maximum number of `quiesce` calls until one has nothing to do.
+/// Maximum number of rounds until one has nothing to do.
 const MOST_ROUNDS: usize = 20;
 
 /// Runs maintenance without commits while the clock advances, until a step has nothing to do.
@@ -129,14 +129,17 @@ pub fn an_idle_database_quiesces_and_stops_writing(fixture: &Fixture) {
     }
     other.insert("first", "x").unwrap();
     churn(fixture, &db, 3);
-    run_idle(fixture, &db);
-    let at_rest = (fixture.read_tree(), db.stats().checkpoints);
-    for _ in 0..4 {
+    // Readers of other tests may pin pages that only a later round can free.
+    let is_at_rest = || {
         run_idle(fixture, &db);
-        assert!(!db.pump().unwrap(), "nothing is due");
-    }
-    let later = (fixture.read_tree(), db.stats().checkpoints);
-    assert!(at_rest == later, "work continues at rest: {:?}, {:?}", at_rest.1, later.1);
+        let before = (fixture.read_tree(), db.stats().checkpoints);
+        let is_idle = (0..4).all(|_| {
+            run_idle(fixture, &db);
+            !db.pump().unwrap()
+        });
+        is_idle && (fixture.read_tree(), db.stats().checkpoints) == before
+    };
+    assert!((0..MOST_ROUNDS).any(|_| is_at_rest()), "work continues at rest: {:?}", db.stats());
     assert_eq!(sorted(&ks), expected);
 }
 
