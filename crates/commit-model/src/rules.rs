@@ -271,6 +271,21 @@ pub struct ProtocolRules {
     /// W42: a snapshot that is older than a dropped record fails the check.
     pub forgotten_commits_raise_the_floor: bool,
 
+    // Removals of a range (module `range_removal`, decisions/0053).
+    /// R19: the removal of a range takes all stripes. A commit that was checked before it has
+    /// completed, or is checked again.
+    pub range_removals_take_all_stripes: bool,
+    /// R19: a range tombstone hides the versions below its seq, in whatever order they are applied.
+    pub range_tombstones_hide_lower_seqs: bool,
+    /// R19: a flush removes all versions that the range tombstones of its memtable hide, before the
+    /// memtable is dropped.
+    pub flushes_apply_range_tombstones: bool,
+    /// R19: a flush keeps the versions that a view sees, below a tombstone of their key.
+    pub flushes_keep_versions_of_views: bool,
+    /// R19: while there are readers of ranges, the removal of a range is recorded as a change of
+    /// each key in it.
+    pub range_removals_record_their_range: bool,
+
     // Replay of the journal (module `journal_replay`, decisions/0039).
     /// One thread at a time replays a partition.
     pub a_partition_has_one_thread: bool,
@@ -376,6 +391,11 @@ impl ProtocolRules {
         registering_readers_have_a_bound: true,
         the_last_reader_clears_at_once: true,
         forgotten_commits_raise_the_floor: true,
+        range_removals_take_all_stripes: true,
+        range_tombstones_hide_lower_seqs: true,
+        flushes_apply_range_tombstones: true,
+        flushes_keep_versions_of_views: true,
+        range_removals_record_their_range: true,
         a_partition_has_one_thread: true,
         the_first_unread_segment_has_room: true,
         errors_wait_for_earlier_records: true,
