@@ -48,6 +48,7 @@ mod lock_wait;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod open_database;
+mod removed_range;
 mod scan_scope;
 mod snapshot;
 mod transaction;

@@ -65,7 +65,13 @@ pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions
 /// Decodes a catalog record. Returns the name, and the entry or `None` if the keyspace is dropped.
 pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<CatalogEntry>), Damage> {
     let name = utf8("name", record.key)?.to_owned();
-    let RecordContent::Put(value) = record.content else { return Ok((name, None)) };
+    let value = match record.content {
+        RecordContent::Put(value) => value,
+        RecordContent::RemoveRange(_) => {
+            return Err(Damage::bad_field("op", "a put or a removal of one entry", 5));
+        }
+        RecordContent::Blob(_) | RecordContent::Remove => return Ok((name, None)),
+    };
     let mut r = FieldReader::new(value);
     let id = root::keyspace(&mut r)?;
     let engine = utf8("engine", r.bytes()?)?.to_owned();

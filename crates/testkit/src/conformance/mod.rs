@@ -27,6 +27,7 @@ pub mod keyspaces;
 pub mod opening;
 pub mod persistence;
 pub mod points;
+pub mod range_removal;
 pub mod ranges;
 pub mod serializability;
 pub mod sizes;
@@ -131,10 +132,23 @@ macro_rules! conformance {
                 an_iterator_seeks_within_its_range_both_ways
                 both_ends_of_an_iterator_meet
                 an_engine_refuses_exactly_what_its_capabilities_exclude
-                remove_range_removes_exactly_the_range
                 clear_removes_everything
                 an_iterator_shows_the_snapshot_of_its_creation
                 a_compaction_changes_the_order_of_the_log_and_nothing_else
+            }
+            $crate::promises! { $subject, EVERYWHERE, range_removal:
+                remove_range_removes_exactly_the_range
+                a_range_is_removed_in_one_commit
+                a_removed_range_stays_removed_over_flushes_and_reopens
+                a_snapshot_below_a_removed_range_shows_it
+                pairs_put_after_a_removal_stay
+                a_batch_removes_a_range_in_its_order
+                a_transaction_removes_a_range_and_sees_that
+                a_removed_range_is_a_change_of_each_of_its_keys
+                values_of_a_removed_range_give_their_space_back
+            }
+            $crate::promises! { $subject, THREADED, range_removal:
+                a_removal_takes_all_of_a_group_or_nothing
             }
             $crate::promises! { $subject, EVERYWHERE, batches:
                 a_batch_spans_keyspaces_of_several_engines

@@ -12,6 +12,7 @@ mod converting;
 mod copying;
 mod creating;
 mod opening;
+mod range_removal;
 mod reading;
 mod tasks;
 mod transactions;

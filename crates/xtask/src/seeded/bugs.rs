@@ -1,7 +1,7 @@
 //! # The table of seeded bugs
 //!
 //! All are in the code of the commit window or in structures that several commits change at the
-//! same time (decisions/0027). W1 to W13 are its rules, W25 to W42 its scenarios (docs/commit.md).
+//! same time (decisions/0027). W1 to W13 are its rules, W25 to W43 its scenarios (docs/commit.md).
 
 /// A bug, and the test that must find it.
 #[derive(Debug)]
@@ -624,6 +624,39 @@ pub(super) const BUGS: &[SeededBug] = &[
         }],
         effect: BugEffect::Failure,
         test: RANGE_CHECK_TEST,
+    },
+    SeededBug {
+        name: "the-removal-of-a-range-takes-one-stripe",
+        breaks: "R19, W43",
+        file: COMMIT,
+        edits: &[SourceEdit {
+            find: "                true => self.pipeline.stripes.lock_all(), // (R19)",
+            replace: "                true => self.pipeline.stripes.lock(&stripes),",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("flex"), "range_removal::a_swap_next_to_a_removal_of_its_range"),
+    },
+    SeededBug {
+        name: "a-removed-range-hides-later-puts",
+        breaks: "R19, W43",
+        file: "crates/engine/src/memtable/memtables.rs",
+        edits: &[SourceEdit {
+            find: "                Some(version) if version.seq >= removed => return Some((memtable, version)),",
+            replace: "                Some(version) if removed == Seq::ZERO => return Some((memtable, version)),",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("delsm"), "range_removal::puts_next_to_removals_of_their_range"),
+    },
+    SeededBug {
+        name: "a-removed-range-is-recorded-as-its-first-key",
+        breaks: "R19, W43",
+        file: TRANSACTION,
+        edits: &[SourceEdit {
+            find: "                Some((first, end)) => ChangedKey::Range(Bounds::between(first, end)),",
+            replace: "                Some((first, _)) => ChangedKey::Key(first),",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("flex"), "range_removal::a_transaction_next_to_a_removal_of_its_range"),
     },
     SeededBug {
         name: "a-forked-child-takes-itself-for-its-parent",

@@ -34,6 +34,7 @@ mod flush;
 mod idle_compaction;
 pub(crate) mod ingest;
 mod merge;
+mod range_removal;
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io::ErrorKind;

@@ -132,6 +132,7 @@ impl EnginePressure for FlexEngine {
         active.bytes() > self.memory_share(MEMTABLE_SHARE, state)
             || self.wasted_log_bytes() > self.max_waste()
             || (rests && self.is_image_profitable())
+            || active.ranges().is_flush_due(rests && state.index.tree.entries() > 0, guard)
             || (is_worth_it && (rests || self.is_scan_cost_exceeded(state)))
     }
 
