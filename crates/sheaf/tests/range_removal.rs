@@ -1,4 +1,4 @@
-//! The removal of a range is one record, whatever the number of pairs.
+//! The removal of a range is one record for any number of pairs.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

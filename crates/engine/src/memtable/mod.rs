@@ -1,8 +1,8 @@
 //! # Memtable: commits that are in the journal and not yet in an engine's files
 //!
 //! Holds the keys (`table.rs`) and the range tombstones (`range_tombstones.rs`); the values stay in
-//! the journal. A key has one *record*. The word of the record has the address of the key's newest frame in the journal. Used by engines of the
-//! journal that flush to files of their own.
+//! the journal. A key has one *record*. The word of the record has the address of the key's newest
+//! frame in the journal. Used by engines of the journal that flush to files of their own.
 //!
 //! ## Picture
 //!
@@ -212,7 +212,7 @@ impl Memtable {
         let mut versions: SmallVec<[MemtableVersion; 2]> = entry.versions().collect();
         if let Some(piece) = self.ranges.piece_of(entry.key(), guard).filter(|_| !self.ranges.is_empty()) {
             versions.extend(piece.seqs.iter().map(|seq| MemtableVersion::removed(*seq)));
-            versions.sort_by_key(|version| std::cmp::Reverse(version.seq)); // stable: a put stays first
+            versions.sort_by_key(|version| std::cmp::Reverse(version.seq)); // a put stays first
         }
         versions
     }

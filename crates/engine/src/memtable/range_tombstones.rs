@@ -134,8 +134,8 @@ impl RangeTombstones {
         self.pieces.load(guard)
     }
 
-    /// Returns true if the memtable should be flushed to apply the tombstones: the keyspace is idle,
-    /// or there are many.
+    /// Returns true if the memtable should be flushed to apply the tombstones: the keyspace is
+    /// idle, or there are many.
     #[must_use]
     pub fn is_flush_due(&self, is_idle: bool, guard: &Guard) -> bool {
         !self.is_empty() && (is_idle || self.pieces(guard).len() > MANY_PIECES)

@@ -506,7 +506,7 @@ impl EngineCommits for DelsmEngine {
         let active = &self.state(guard).memtables.active;
         if let RecordContent::RemoveRange(end) = content {
             self.pinned_versions.update(views);
-            self.pinned_versions.note_superseded(Seq(1), seq, views); // one for all versions in the range
+            self.pinned_versions.note_superseded(Seq(1), seq, views); // one for all in the range
             active.remove_range(op.key, end, seq, views, &self.keyspace.context, guard);
             self.note_waste(active, op.span, false);
             return self.removed_ranges.note_range(op.key, end, seq);

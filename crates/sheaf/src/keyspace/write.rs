@@ -1,13 +1,15 @@
 //! # Writes to a keyspace: single keys, ranges, and all keys
 
+use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_engine::contract::{Action, EngineOp};
+use sheaf_engine::contract::{Action, Bounds, EngineOp};
 use sheaf_engine::workload::{SampleStart, is_sample_due};
 use sheaf_log::types::Seq;
 use sheaf_store::{CommitOutcome, CommitWrite, Store};
 
 use super::Keyspace;
+use super::range::require_ordered;
 use crate::iter::KeyRange;
 use crate::workload::{self, AckTime};
 use crate::{CommitTicket, ConflictKeys, Durability, Error, Result, ValueWriter};
@@ -299,8 +301,12 @@ impl Keyspace {
     /// nothing is removed. With the other engines also [`Error::TooLarge`] if the removals exceed
     /// [`MAX_BATCH`](crate::MAX_BATCH), and [`Error::Conflict`] after a hundred attempts.
     pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<()> {
+        let Bounds { low, high } = range.bounds();
+        if low != Bound::Unbounded || high != Bound::Unbounded {
+            require_ordered(&*self.state()?, "ranges")?; // also for an empty range
+        }
         let mut batch = crate::Batch::new(Arc::clone(self.handle()));
-        batch.remove_range(self, range);
+        batch.remove_range(self, (low, high));
         batch.commit()
     }
 }

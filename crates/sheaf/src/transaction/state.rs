@@ -362,7 +362,7 @@ impl TransactionState {
         let mut ranges: Vec<RangeRead> = Vec::new();
         let mut range_origins: Vec<usize> = Vec::new();
         for (index, (touched, state)) in self.keyspaces.iter().zip(&states).enumerate() {
-            writes.extend(touched.removed.iter().map(|range| range.write(state))); // before all others
+            writes.extend(touched.removed.iter().map(|range| range.write(state))); // first
             origins.resize(writes.len(), index);
         }
         for (index, (touched, state)) in self.keyspaces.iter().zip(&states).enumerate() {

@@ -57,7 +57,7 @@ fn the_last_commit_decides(engine: &str) {
     assert_eq!(keyspace.len().expect("it counts"), if is_there { 2 } else { 0 });
 }
 
-/// A compare-and-swap next to a removal of its key: in any order, the key is gone in the end.
+/// A compare-and-swap next to a removal of its key: in any order, the key is missing in the end.
 fn a_swap_does_not_survive_a_removal(engine: &str) {
     let machine = ModelMachine::default();
     let db = open_on_a_slow_disk(&machine);

@@ -161,7 +161,7 @@ impl DelsmEngine {
             self.keyspace.context.retire_blob(died, id);
         }
         if !garbage.is_empty() {
-            work.job = Some(Job::Moving(FileMoves::new(Vec::new(), garbage))); // after the next manifest
+            work.job = Some(Job::Moving(FileMoves::new(Vec::new(), garbage)));
         }
         Ok(())
     }

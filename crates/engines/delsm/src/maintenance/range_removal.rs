@@ -4,15 +4,15 @@
 //! manifest as the new tables. Readers use the tombstones until then.
 //!
 //! ```text
-//!  tombstone            [──────────────────────────)
+//!  tombstone        [──────────────────────────)
 //!  tables       [ keys removed ][ dropped ][ keys removed ]
 //! ```
 //!
 //! ## Rule
 //!
-//! A table is dropped without a read if the tombstones cover all its keys, its files are linked, and
-//! no view may need its versions. From the other tables, the flush reads the keys in the ranges and
-//! writes a removal of each one that is not removed yet. Merges drop these removals like others.
+//! A table is dropped without a read if the tombstones cover all its keys, its files are linked,
+//! and no view may need its versions. From the other tables, the flush reads the keys in the ranges
+//! and writes a removal of each one that is not removed yet. Merges drop these removals.
 //!
 //! ## Crash
 //!

@@ -507,7 +507,7 @@ fn take_visible<'m>(
         let taken = merge_inputs[*merge_input].take_at(at, guard)?;
         merge_heads.update(*merge_input, merge_inputs[*merge_input].peek());
         if index == 0 {
-            (died, newest) = (taken.removal_seq, taken.newest); // the first input has the newest versions
+            (died, newest) = (taken.removal_seq, taken.newest); // the first input is newest
         }
         found = found.or(taken.visible.map(|seen| (*merge_input, seen, taken.seq)));
     }

@@ -76,7 +76,7 @@ fn check_history(seed: u64, with_space: bool) {
                 });
             }
             8 => {
-                // Some steps of a flush, and then commits beside it.
+                // Some steps of a flush, and then further commits.
                 keyspace.engine.freeze();
                 for _ in 0..random(4) {
                     keyspace
@@ -126,7 +126,7 @@ fn a_flush_drops_covered_intervals_without_a_read() {
     let read = after.versions_read - before.versions_read;
     assert!(read < 2_000, "the flush read {read} of 20,000 pairs");
     let guard = &epoch::pin();
-    assert!(!keyspace.engine.state(guard).memtables.has_ranges(), "the tombstone is gone");
+    assert!(!keyspace.engine.state(guard).memtables.has_ranges(), "the tombstone left");
 }
 
 #[test]
