@@ -10,6 +10,7 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::ingest::IngestWriter;
 use crate::keyspace::unpublished::CommitBlock;
 use crate::{EngineChoice, KeyspaceState, Store};
@@ -175,7 +176,7 @@ impl BulkLoad {
             let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };
             store.check_empty(before.as_deref(), choice)?;
         }
-        self.writer.publish(before.as_deref())?;
+        self.writer.publish(before.as_deref(), CatalogCause::Loaded)?;
         Ok(self.report)
     }
 }

@@ -51,27 +51,63 @@ pub(crate) struct Catalog {
     change_lock: Mutex<()>,
 }
 
+/// Reason that a catalog record names a keyspace. Records have it while changes are retained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CatalogCause {
+    /// The name is new.
+    Created = 1,
+    /// The keyspace is empty and replaces another one.
+    Cleared = 2,
+    /// The keyspace has the pairs of a bulk load.
+    Loaded = 3,
+    /// The keyspace has the pairs of the one that it replaces.
+    Converted = 4,
+}
+
+impl CatalogCause {
+    const ALL: [CatalogCause; 4] =
+        [CatalogCause::Created, CatalogCause::Cleared, CatalogCause::Loaded, CatalogCause::Converted];
+}
+
 /// Encodes the value of a creation record; the key is the name.
-pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions) -> Vec<u8> {
+pub(crate) fn encode_entry(
+    id: KeyspaceId,
+    engine: &str,
+    options: &EngineOptions,
+    cause: Option<CatalogCause>,
+) -> Vec<u8> {
     let mut w = FieldWriter::default();
     w.u32(id.0);
     w.bytes(engine.as_bytes());
-    if !options.is_empty() {
+    if !options.is_empty() || cause.is_some() {
         options.encode(&mut w);
     }
+    cause.into_iter().for_each(|cause| w.u8(cause as u8));
     w.0
 }
 
-/// Decodes a catalog record. Returns the name, and the entry or `None` if the keyspace is dropped.
-pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<CatalogEntry>), Damage> {
+/// Content of a catalog record: the name, the entry or `None` if the keyspace is dropped, and the
+/// cause, if the record has it.
+type DecodedEntry = (String, Option<CatalogEntry>, Option<CatalogCause>);
+
+/// Decodes a catalog record.
+pub(crate) fn decode_entry(record: &Record<'_>) -> Result<DecodedEntry, Damage> {
     let name = utf8("name", record.key)?.to_owned();
-    let RecordContent::Put(value) = record.content else { return Ok((name, None)) };
+    let RecordContent::Put(value) = record.content else { return Ok((name, None, None)) };
     let mut r = FieldReader::new(value);
     let id = root::keyspace(&mut r)?;
     let engine = utf8("engine", r.bytes()?)?.to_owned();
     let options = if r.rest().is_empty() { EngineOptions::default() } else { EngineOptions::decode(&mut r)? };
+    let mut cause = None;
+    if !r.rest().is_empty() {
+        let code = r.u8()?;
+        cause = CatalogCause::ALL.into_iter().find(|cause| *cause as u8 == code);
+        if cause.is_none() {
+            return Err(Damage::bad_field("cause", 1..=CatalogCause::ALL.len() as u64, u64::from(code)));
+        }
+    }
     r.finish()?;
-    Ok((name.clone(), Some(CatalogEntry { id, name, engine, options })))
+    Ok((name.clone(), Some(CatalogEntry { id, name, engine, options }), cause))
 }
 
 impl Catalog {
@@ -332,7 +368,8 @@ impl Store {
         cleared: Option<&KeyspaceState>,
     ) -> Result<Arc<KeyspaceState>> {
         let new = Arc::new(self.new_keyspace_state(name, engine, options)?);
-        self.publish_keyspace(&new, cleared)?;
+        let cause = if cleared.is_some() { CatalogCause::Cleared } else { CatalogCause::Created };
+        self.publish_keyspace(&new, cleared, cause)?;
         Ok(new)
     }
 
@@ -373,14 +410,19 @@ impl Store {
         &self,
         new: &Arc<KeyspaceState>,
         before: Option<&KeyspaceState>,
+        cause: CatalogCause,
     ) -> Result<()> {
         if let Some(before) = before {
             new.set_predecessor(before);
         }
-        let entry = encode_entry(new.id(), new.engine_name(), new.options());
+        let cause = self.changes.is_on().then_some(cause);
+        let entry = encode_entry(new.id(), new.engine_name(), new.options(), cause);
         let (key, content) = (new.name().as_bytes(), RecordContent::Put(&entry));
         let record = Record { keyspace: KeyspaceId::CATALOG, key, content };
-        let seq = self.commit_catalog(&[record], |seq| self.catalog.publish(new, seq))?;
+        let seq = self.commit_catalog(&[record], |seq| {
+            self.catalog.publish(new, seq);
+            self.note_keyspace_created(new.id(), new.name(), seq);
+        })?;
         self.acknowledge_unreported(seq, Durability::Sync)
     }
 
@@ -438,7 +480,10 @@ impl Store {
         }
         let record =
             Record { keyspace: KeyspaceId::CATALOG, key: name.as_bytes(), content: RecordContent::Remove };
-        let seq = self.commit_catalog(&[record], |seq| self.catalog.set(name, None, seq))?;
+        let seq = self.commit_catalog(&[record], |seq| {
+            self.catalog.set(name, None, seq);
+            self.note_keyspace_dropped(name, seq);
+        })?;
         self.acknowledge_unreported(seq, Durability::Sync)?;
         self.background.wake();
         Ok(true)

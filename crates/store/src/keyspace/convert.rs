@@ -29,6 +29,7 @@
 
 use std::sync::Arc;
 
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::change_tracker::{ChangedKeys, TrackerLimits};
 use crate::keyspace::copy::{ChangedCopy, CopySource, FullCopy, SortedCopy, SortedCopyStep};
 use crate::keyspace::ingest::IngestWriter;
@@ -345,7 +346,7 @@ impl Conversion {
             "convert (I2): no commit to the source gets a seq before the target has its name"
         );
         if let Some(writer) = self.writer.take() {
-            writer.publish(Some(&source))?;
+            writer.publish(Some(&source), CatalogCause::Converted)?;
         }
         (self.progress.phase, self.state) = (ConversionPhase::Done, ConversionState::Done);
         sheaf_platform::event!(

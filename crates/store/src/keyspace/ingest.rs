@@ -30,6 +30,7 @@ use smallvec::SmallVec;
 
 use crate::commit::CommitWrite;
 use crate::commit::value_writer::PartialValue;
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::unpublished::UnpublishedKeyspace;
 use crate::{CommitOutcome, KeyspaceState, Store};
 use sheaf_engine::contract::{Action, EngineOp, Ingest};
@@ -305,9 +306,13 @@ impl IngestWriter {
     }
 
     /// Publishes the keyspace with [`UnpublishedKeyspace::publish`].
-    pub(crate) fn publish(mut self, before: Option<&KeyspaceState>) -> Result<Arc<KeyspaceState>> {
+    pub(crate) fn publish(
+        mut self,
+        before: Option<&KeyspaceState>,
+        cause: CatalogCause,
+    ) -> Result<Arc<KeyspaceState>> {
         self.end_key_order()?;
-        self.unpublished.publish(before)
+        self.unpublished.publish(before, cause)
     }
 }
 

@@ -28,7 +28,7 @@
 
 use std::sync::Arc;
 
-use crate::keyspace::catalog::check_name;
+use crate::keyspace::catalog::{CatalogCause, check_name};
 use crate::{KeyspaceState, Store};
 use sheaf_log::options::EngineOptions;
 use sheaf_platform::error::Result;
@@ -84,9 +84,13 @@ impl UnpublishedKeyspace {
     }
 
     /// Publishes the keyspace durably; it replaces `before`. The caller holds `change_lock`.
-    pub(crate) fn publish(mut self, before: Option<&KeyspaceState>) -> Result<Arc<KeyspaceState>> {
+    pub(crate) fn publish(
+        mut self,
+        before: Option<&KeyspaceState>,
+        cause: CatalogCause,
+    ) -> Result<Arc<KeyspaceState>> {
         self.register();
-        let named = self.store.publish_keyspace(&self.keyspace, before);
+        let named = self.store.publish_keyspace(&self.keyspace, before, cause);
         self.is_published = !self.keyspace.is_unpublished();
         named?;
         self.store.background.wake(); // a replaced keyspace must be reclaimed

@@ -13,6 +13,7 @@ use super::report::{
     RepairProgress, UnreadableRange,
 };
 use crate::backup::output_dir::not_empty_error;
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::ingest::IngestWriter;
 use crate::{Store, StoreOptions};
 use sheaf_engine::contract::EngineFactory;
@@ -238,7 +239,7 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
             let Some(writer) = self.writers[at].take() else { continue };
             let store = Arc::clone(&self.store);
             let _changing = store.catalog.lock_changes();
-            writer.publish(None)?;
+            writer.publish(None, CatalogCause::Loaded)?;
         }
         self.store.close()?;
         if let Some(watcher) = &mut self.options.progress {
