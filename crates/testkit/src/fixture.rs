@@ -43,6 +43,9 @@ pub struct TestSubject {
     pub other_engine: &'static str,
     /// Whether files on the real disk are mapped as the substitute of persistent memory.
     pub is_persistent: bool,
+    /// Whether the databases of the crash harness retain all changes. Its checks then also require
+    /// that the change feed leads to the state of the database.
+    pub retains_changes: bool,
     /// Factories of engines that the facade does not register itself.
     pub factories: Vec<Arc<dyn EngineFactory>>,
 }
@@ -58,6 +61,7 @@ impl TestSubject {
             ordered: false,
             other_engine: reference_engine::NAME,
             is_persistent: false,
+            retains_changes: false,
             factories: vec![Arc::new(ReferenceEngineFactory::default())],
         }
     }
@@ -66,6 +70,12 @@ impl TestSubject {
     #[must_use]
     pub fn flat_persistent() -> TestSubject {
         TestSubject { name: "flat-persistent", is_persistent: true, ..TestSubject::flat() }
+    }
+
+    /// Returns the subject with databases that retain all changes.
+    #[must_use]
+    pub fn with_changes(self) -> TestSubject {
+        TestSubject { retains_changes: true, ..self }
     }
 
     /// FlexDB.
