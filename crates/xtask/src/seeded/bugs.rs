@@ -448,8 +448,8 @@ pub(super) const BUGS: &[SeededBug] = &[
                 replace: "        whole.is_applying = true;\n        let completed = self.pipeline.progress.complete(seq);\n        let views = self.view_slots.collect();",
             },
             SourceEdit {
-                find: "        self.sync.note_unsynced(&*self.clock);\n        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();\n        completed?;\n        Ok(seq)",
-                replace: "        self.sync.note_unsynced(&*self.clock);\n        whole.complete();\n        completed?;\n        Ok(seq)",
+                find: "        self.sync.note_unsynced(&*self.clock);\n        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();\n        completed?;\n        self.changes.signal.wake_visible();\n        Ok(seq)",
+                replace: "        self.sync.note_unsynced(&*self.clock);\n        whole.complete();\n        completed?;\n        self.changes.signal.wake_visible();\n        Ok(seq)",
             },
         ],
         effect: BugEffect::Failure,
