@@ -279,6 +279,18 @@ pub struct ProtocolRules {
     pub the_first_unread_segment_has_room: bool,
     /// After an error, everything before it is still read and replayed.
     pub errors_wait_for_earlier_records: bool,
+
+    // Retained changes (module `retention`, decisions/0055).
+    /// R19: one ROOT moves a collected segment from the live to the retained list.
+    pub collected_segments_move_in_one_root: bool,
+    /// R19: recovery does not replay a retained segment.
+    pub retained_segments_are_not_replayed: bool,
+    /// R19: a segment is trimmed only if the cursors in both slots of ROOT have passed it.
+    pub trims_follow_durable_cursors: bool,
+    /// R19: a trimmed segment is deleted only when neither slot lists it.
+    pub trimmed_segments_leave_both_slots: bool,
+    /// R19: the ROOT without a trimmed segment has a start of the feed that is not below it.
+    pub trims_raise_the_start: bool,
 }
 
 impl ProtocolRules {
@@ -379,6 +391,11 @@ impl ProtocolRules {
         a_partition_has_one_thread: true,
         the_first_unread_segment_has_room: true,
         errors_wait_for_earlier_records: true,
+        collected_segments_move_in_one_root: true,
+        retained_segments_are_not_replayed: true,
+        trims_follow_durable_cursors: true,
+        trimmed_segments_leave_both_slots: true,
+        trims_raise_the_start: true,
     };
 
     /// Returns the protocol: all rules are on.

@@ -608,6 +608,7 @@ impl Store {
         let completed = self.pipeline.progress.complete(seq);
         whole.complete();
         completed?;
+        self.changes.signal.wake_visible();
         Ok(seq)
     }
 

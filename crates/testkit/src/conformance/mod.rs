@@ -19,6 +19,7 @@
 #![expect(missing_docs, clippy::unwrap_used, reason = "names are promises; a broken one panics")]
 
 pub mod batches;
+pub mod changes;
 pub mod closing;
 pub mod concurrency;
 pub mod expiry;
@@ -169,6 +170,24 @@ macro_rules! conformance {
                 a_replaced_keyspace_is_a_conflict
                 transact_retries_until_it_commits
                 iteration_merges_the_changes_of_the_transaction
+            }
+            $crate::promises! { $subject, EVERYWHERE, changes:
+                the_feed_delivers_each_commit_once_and_in_order
+                a_replica_equals_the_original_through_reopens_and_kills
+                expired_pairs_leave_the_feed_as_expirations
+                gc_and_checkpoints_take_no_change_from_the_feed
+                a_large_value_is_a_reference_and_outlives_its_overwrite
+                a_slow_consumer_is_too_old_and_can_start_again
+                a_foreign_or_future_position_is_refused
+                a_named_cursor_keeps_its_changes_and_its_position
+                filters_select_keyspaces_and_prefixes
+                a_restored_database_has_another_feed
+                loads_and_conversions_are_one_change
+                retention_that_ends_frees_its_files
+                a_task_that_waits_is_woken_once_there_is_a_change
+            }
+            $crate::promises! { $subject, THREADED, changes:
+                a_consumer_that_waits_is_woken
             }
             $crate::promises! { $subject, THREADED, serializability:
                 concurrent_transactions_are_serializable

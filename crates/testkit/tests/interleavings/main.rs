@@ -6,6 +6,7 @@
 
 #![cfg(shuttle)]
 
+mod changes;
 mod closing;
 mod committing;
 mod converting;
