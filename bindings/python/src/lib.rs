@@ -6,8 +6,8 @@
 //! ## Threads
 //!
 //! 1. A call of the library runs with the GIL released. No lock of this module is held then,
-//!    except that of one iterator, stream or batch. A thread that waits for such a lock releases
-//!    the GIL.
+//!    except that of one iterator, stream, batch or transaction. A thread that waits for such a
+//!    lock releases the GIL.
 //! 2. Long calls run in a worker thread (`worker`), and the calling thread checks for signals. All
 //!    Python callbacks run in the calling thread, except that of a stall.
 
@@ -22,6 +22,7 @@ mod shared;
 mod snapshot;
 mod stats;
 mod stream;
+mod transaction;
 mod worker;
 
 use pyo3::prelude::*;
@@ -35,6 +36,8 @@ fn _sheaf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<scan::Scan>()?;
     module.add_class::<batch::RawBatch>()?;
     module.add_class::<batch::CommitTicket>()?;
+    module.add_class::<transaction::RawTransaction>()?;
+    module.add_class::<transaction::TransactionScan>()?;
     module.add_class::<stream::RawReader>()?;
     module.add_class::<stream::RawWriter>()?;
     module.add_function(wrap_pyfunction!(options::engines, module)?)?;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,88 @@ def test_expectations_of_a_batch(users: sheaf.Keyspace, db: sheaf.Database) -> N
         batch.expect_value(users, b"a", b"other")
         batch.insert(users, b"a", b"3")
     assert users[b"a"] == b"1"
+
+
+def test_a_transaction_reads_one_state_and_its_changes(users: sheaf.Keyspace, db: sheaf.Database) -> None:
+    users[b"a"] = b"1"
+    with db.transaction(durability="sync") as tx:
+        users[b"z"] = b"later"
+        assert tx.seq < db.seq and tx.is_open and "ended" not in repr(tx)
+        assert tx.get(users, b"a") == b"1" and tx.untracked_get(users, bytearray(b"y")) is None
+        point = tx.savepoint()
+        tx.insert(users, b"b", b"2")
+        later = tx.savepoint()
+        tx.remove(users, b"a")
+        assert list(tx.items(users, stop=b"d")) == [(b"b", b"2")]
+        tx.roll_back_to(point)
+        with pytest.raises(sheaf.InvalidArgumentError, match="savepoint"):
+            tx.roll_back_to(later)
+        tx.insert(users, b"c", b"3")
+        assert list(tx.items(users, start=b"a", stop=b"d", reverse=True)) == [(b"c", b"3"), (b"a", b"1")]
+    assert dict(users) == {b"a": b"1", b"c": b"3", b"z": b"later"}
+    assert not tx.is_open and "ended" in repr(tx)
+    with pytest.raises(sheaf.InvalidArgumentError, match="ended"):
+        tx.get(users, b"a")
+    with pytest.raises(ZeroDivisionError), db.transaction() as tx:
+        tx.insert(users, b"d", b"4")
+        raise ZeroDivisionError
+    assert b"d" not in users
+    with pytest.raises(TypeError, match="pickle"):
+        tx.__reduce__()
+
+
+def test_a_changed_read_is_a_conflict(users: sheaf.Keyspace, db: sheaf.Database) -> None:
+    users[b"a"] = b"1"
+    tx = db.transaction()
+    assert tx.get_for_update(users, b"a") == b"1"
+    users[b"a"] = b"2"
+    with pytest.raises(sheaf.ConflictError) as caught:
+        tx.commit()
+    assert (caught.value.keyspace, caught.value.key) == ("users", b"a")
+    tx = db.transaction()
+    pairs = tx.items(users, prefix=b"a")
+    assert next(pairs) == (b"a", b"2")
+    users[b"b"] = b"outside of the range"
+    tx.insert(users, b"c", b"3")
+    tx.submit().wait_durable()
+    tx = db.transaction()
+    assert len(list(tx.items(users))) == 3
+    users[b"bb"] = b"a phantom"
+    tx.insert(users, b"d", b"4")
+    with pytest.raises(sheaf.ConflictError):
+        tx.commit()
+    tx.roll_back()
+    assert b"d" not in users
+
+
+def test_transact_runs_again_after_conflicts(users: sheaf.Keyspace, db: sheaf.Database) -> None:
+    calls = 0
+
+    def add_one(tx: sheaf.Transaction) -> int:
+        nonlocal calls
+        calls += 1
+        old = int(tx.get(users, b"n") or b"0")
+        if calls < 7:
+            users[b"n"] = b"%d" % (old + 10)
+        tx.insert(users, b"n", b"%d" % (old + 1))
+        return old
+
+    with pytest.raises(sheaf.ConflictError):
+        db.transact(add_one, attempts=2)
+    assert users[b"n"] == b"20" and calls == 2
+    assert db.transact(add_one) == 60 and calls == 7 and users[b"n"] == b"61"
+
+    def increment(tx: sheaf.Transaction) -> None:
+        tx.insert(users, b"n", b"%d" % (int(tx.get(users, b"n") or b"0") + 1))
+
+    threads = [
+        threading.Thread(target=lambda: [db.transact(increment) for _ in range(50)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert users[b"n"] == b"261"
 
 
 def test_batches_append_and_clear(users: sheaf.Keyspace) -> None:

@@ -220,11 +220,7 @@ impl WorkloadJob {
     /// Returns the settings that its store is opened with.
     pub(crate) fn setting(&self) -> StoreSetting {
         let memory = self.share_of_cap(self.workload.budget).map_or(MEMORY, |budget| budget.max(1 << 20));
-        StoreSetting {
-            durable: self.workload.durable,
-            space_limit: self.workload.space_limit.unwrap_or(StoreSetting::BUFFERED.space_limit),
-            memory,
-        }
+        StoreSetting { durable: self.workload.durable, space_limit: self.workload.space_limit, memory }
     }
 
     /// Returns the bound on the memory of its process.

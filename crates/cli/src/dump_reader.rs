@@ -10,13 +10,21 @@
 //!    that a first line announced has its last line, with the right number of lines and checksum.
 
 use std::io::{self, BufRead, Read};
+use std::time::{Duration, UNIX_EPOCH};
 
 use indicatif::ProgressBar;
+use sheaf::Expiry;
 
 use crate::text_format::{many, unescape_part};
 
 /// First line of a dump.
 pub(crate) const DUMP_HEADER: &str = "#sheaf-dump 1";
+/// First line of a dump whose lines have an expiry time between key and value.
+pub(crate) const EXPIRY_DUMP_HEADER: &str = "#sheaf-dump 2";
+/// Field of a pair that never expires.
+pub(crate) const NEVER: &str = "-";
+/// Raw bytes of the longest expiry time.
+const MAX_RAW_EXPIRY: usize = 20;
 /// Start of a first line of any version.
 const DUMP_HEADER_PREFIX: &[u8] = b"#sheaf-dump";
 /// Start of the last line of a dump.
@@ -61,6 +69,8 @@ enum FieldEnd {
 pub(crate) struct InputPair {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
+    /// Expiry time, if the dump has times.
+    pub(crate) expiry: Option<Expiry>,
     /// [`DumpReader::rest`] returns the rest of the value.
     pub(crate) has_rest: bool,
 }
@@ -74,6 +84,8 @@ pub(crate) struct DumpReader<'a> {
     number: u64,
     /// Number of pair lines in the current frame and their checksum; `None` outside of a frame.
     frame: Option<(u64, u32)>,
+    /// The lines of the current frame have expiry times.
+    has_times: bool,
     /// A frame has ended: only another frame may follow.
     is_after_frame: bool,
     /// The last line had no LF.
@@ -92,6 +104,7 @@ impl<'a> DumpReader<'a> {
             is_plain_text,
             number: 0,
             frame,
+            has_times: false,
             is_after_frame: false,
             lacks_final_newline: false,
             raw,
@@ -128,14 +141,16 @@ impl<'a> DumpReader<'a> {
             let mut key = Vec::new();
             if self.is_plain_text {
                 key.extend_from_slice(format!("{:010}", self.number).as_bytes());
-                return self.value(key);
+                return self.value(key, None);
             }
             match self.field(true, MAX_RAW_KEY + 1, &mut key)? {
                 FieldEnd::Tab => {
                     self.check_position()?;
                     self.count(&key);
                     self.count(b"\t");
-                    return self.value(decode_key(&key)?);
+                    let key = decode_key(&key)?;
+                    let expiry = if self.has_times { Some(self.expiry()?) } else { None };
+                    return self.value(key, expiry);
                 }
                 FieldEnd::Input if key.is_empty() => {
                     self.end()?;
@@ -151,8 +166,9 @@ impl<'a> DumpReader<'a> {
     /// Checks a line without a TAB, which must be the first or the last line of a dump.
     fn frame_line(&mut self, text: &[u8], stop: FieldEnd) -> Result<()> {
         let is_at_a_first_line = self.frame.is_none() && (self.number == 1 || self.is_after_frame);
-        if is_at_a_first_line && stop == FieldEnd::Line && text == DUMP_HEADER.as_bytes() {
-            (self.frame, self.is_after_frame) = (Some((0, 0)), false);
+        let has_times = text == EXPIRY_DUMP_HEADER.as_bytes();
+        if is_at_a_first_line && stop == FieldEnd::Line && (has_times || text == DUMP_HEADER.as_bytes()) {
+            (self.frame, self.is_after_frame, self.has_times) = (Some((0, 0)), false, has_times);
             return Ok(());
         }
         let is_last =
@@ -167,7 +183,7 @@ impl<'a> DumpReader<'a> {
             if text != expected.as_bytes() {
                 return Err(LineError::Changed(describe_mismatch(text, lines, sum)));
             }
-            (self.frame, self.is_after_frame) = (None, true);
+            (self.frame, self.is_after_frame, self.has_times) = (None, true, false);
             return Ok(());
         }
         if stop == FieldEnd::Input && self.frame.is_some() {
@@ -205,8 +221,30 @@ impl<'a> DumpReader<'a> {
         }
     }
 
+    /// Reads an expiry time, up to its TAB.
+    fn expiry(&mut self) -> Result<Expiry> {
+        let mut raw = Vec::new();
+        match self.field(true, MAX_RAW_EXPIRY + 1, &mut raw)? {
+            FieldEnd::Tab => {}
+            FieldEnd::Input => {
+                self.end()?;
+                return Err(bad_expiry());
+            }
+            FieldEnd::Line | FieldEnd::Full => return Err(bad_expiry()),
+        }
+        self.count(&raw);
+        self.count(b"\t");
+        if raw == NEVER.as_bytes() {
+            return Ok(Expiry::Never);
+        }
+        let digits = Some(&raw[..]).filter(|raw| !raw.is_empty() && raw.iter().all(u8::is_ascii_digit));
+        let ms = digits.and_then(|digits| str::from_utf8(digits).ok()?.parse().ok());
+        let time = ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
+        time.map(Expiry::At).ok_or_else(bad_expiry)
+    }
+
     /// Returns the first piece of a value, for `key`.
-    fn value(&mut self, key: Vec<u8>) -> Result<Option<InputPair>> {
+    fn value(&mut self, key: Vec<u8>, expiry: Option<Expiry>) -> Result<Option<InputPair>> {
         self.raw.clear();
         let stop = self.read_value_chunk()?;
         if self.is_plain_text && stop == FieldEnd::Input && self.raw.is_empty() {
@@ -214,7 +252,7 @@ impl<'a> DumpReader<'a> {
         }
         let has_rest = stop == FieldEnd::Full;
         let value = self.decode(has_rest)?;
-        Ok(Some(InputPair { key, value, has_rest }))
+        Ok(Some(InputPair { key, value, expiry, has_rest }))
     }
 
     /// Reads raw bytes of a value, up to its end or a limit.
@@ -314,6 +352,11 @@ fn decode_key(raw: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
+fn bad_expiry() -> LineError {
+    let why = "the second field is no expiry time (milliseconds since 1970, or -)";
+    LineError::Line(why.to_owned())
+}
+
 fn long_key() -> LineError {
     LineError::Line(format!("the key is too large: at most {} bytes, then a TAB", sheaf::MAX_KEY))
 }
@@ -370,7 +413,7 @@ mod tests {
             match lines.next() {
                 Ok(None) => return (pairs, None),
                 Err(wrong) => return (pairs, Some(wrong)),
-                Ok(Some(InputPair { key, mut value, has_rest })) => {
+                Ok(Some(InputPair { key, mut value, has_rest, .. })) => {
                     if has_rest {
                         let mut rest = lines.rest();
                         if rest.read_to_end(&mut value).is_err() {
@@ -438,7 +481,32 @@ mod tests {
         assert!(matches!(all(two.as_bytes()), (pairs, None) if pairs.len() == 4));
         assert!(matches!(all(format!("{whole}c\td\n").as_bytes()), (_, Some(LineError::Line(_)))));
         assert!(matches!(all(format!("c\td\n{whole}").as_bytes()), (_, Some(LineError::Line(_)))));
-        assert!(matches!(all(b"#sheaf-dump 2\n#end 0 00000000\n"), (_, Some(LineError::Line(_)))));
+        assert!(matches!(all(b"#sheaf-dump 3\n#end 0 00000000\n"), (_, Some(LineError::Line(_)))));
+    }
+
+    #[test]
+    fn a_dump_of_version_2_has_an_expiry_time_in_each_line() {
+        let framed = |body: &str| {
+            let count = body.matches('\n').count() as u64;
+            let last = last_line(count, crc32c::crc32c(body.as_bytes()));
+            format!("{EXPIRY_DUMP_HEADER}\n{body}{last}\n")
+        };
+        let whole = framed("a\t-\tone\nb\t1700000000000\ttwo\n");
+        let mut read = lines(whole.as_bytes(), false);
+        let mut next = || read.next().expect("a line").map(|pair| (pair.key, pair.value, pair.expiry));
+        assert_eq!(next(), Some((b"a".to_vec(), b"one".to_vec(), Some(Expiry::Never))));
+        let time = Expiry::At(UNIX_EPOCH + Duration::from_millis(1_700_000_000_000));
+        assert_eq!(next(), Some((b"b".to_vec(), b"two".to_vec(), Some(time))));
+        assert_eq!(next(), None);
+        for end in EXPIRY_DUMP_HEADER.len() + 1..whole.len() - 1 {
+            assert!(all(&whole.as_bytes()[..end]).1.is_some(), "cut at {end}");
+        }
+        for bad in ["x", "", "-1", "+1", "1.5", "18446744073709551616", "123456789012345678901234567890"] {
+            let text = framed(&format!("a\t{bad}\tone\n"));
+            assert!(matches!(all(text.as_bytes()), (_, Some(LineError::Line(_)))), "{bad:?}");
+        }
+        let two = format!("{whole}{}", super::tests::framed("c\tthree\n"));
+        assert!(matches!(all(two.as_bytes()), (pairs, None) if pairs.len() == 3));
     }
 
     #[test]

@@ -137,10 +137,21 @@ impl KeyspaceArgs {
 
     /// Opens the database and the keyspace for writing; creates them if they do not exist.
     pub(crate) fn open_or_create(&self, creation: &CreateArgs) -> Result<(Database, Keyspace)> {
+        self.open_or_create_with(creation, false)
+    }
+
+    /// Like [`KeyspaceArgs::open_or_create`]. If `needs_expiry`, a new keyspace gets it.
+    pub(crate) fn open_or_create_with(
+        &self,
+        creation: &CreateArgs,
+        needs_expiry: bool,
+    ) -> Result<(Database, Keyspace)> {
         creation.check()?;
         let db = self.database_args.open_or_create(&creation.modes)?;
-        let keyspace =
-            db.keyspace(&self.keyspace, creation.chosen.keyspace_options(creation.engine.as_deref()))?;
+        let options = creation.chosen.keyspace_options(creation.engine.as_deref());
+        let is_new = db.open_keyspace(&self.keyspace)?.is_none();
+        let options = if needs_expiry && is_new { options.expiry() } else { options };
+        let keyspace = db.keyspace(&self.keyspace, options)?;
         Ok((db, keyspace))
     }
 
@@ -154,7 +165,14 @@ impl EngineOptionArgs {
     /// Returns keyspace options with an engine and the options of the arguments.
     pub(crate) fn keyspace_options(&self, engine: Option<&str>) -> KeyspaceOptions {
         let asked = engine.map_or_else(KeyspaceOptions::default, KeyspaceOptions::from);
-        self.options.iter().fold(asked, |asked, (name, value)| asked.option(name, *value))
+        self.all().iter().fold(asked, |asked, (name, value)| asked.option(name, *value))
+    }
+
+    /// Returns the options of the arguments. A default time to live implies expiry.
+    pub(crate) fn all(&self) -> Vec<(String, u64)> {
+        let has = |name: &str| self.options.iter().any(|(given, _)| given == name);
+        let implied = (has("ttl-ms") && !has("expiry")).then(|| ("expiry".to_owned(), 1));
+        self.options.iter().cloned().chain(implied).collect()
     }
 }
 

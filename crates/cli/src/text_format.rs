@@ -10,7 +10,7 @@
 //!    ignores it.
 
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value as Json, json};
 use sheaf::Permissions;
@@ -181,6 +181,11 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 
+/// Returns a time in milliseconds since 1970.
+pub(crate) fn unix_millis(time: SystemTime) -> u128 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
+}
+
 /// Parses a number of things.
 pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "expected a number".to_owned())
@@ -207,9 +212,32 @@ pub(crate) fn parse_mode(text: &str) -> Result<Permissions, String> {
     mode.map(Permissions::of_files).ok_or_else(|| "expected octal digits such as 600, 640 or 660".to_owned())
 }
 
-/// Parses an option such as `branching=64`. The value may be a size.
+/// Parses a duration such as `250ms`, `30s`, `10m`, `12h` or `7d`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let bad = || "expected a duration such as 250ms, 30s, 10m, 12h or 7d".to_owned();
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    let unit_ms = match &text[digits.len()..] {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60 * 1000,
+        "h" => 3600 * 1000,
+        "d" => 24 * 3600 * 1000,
+        _ => return Err(bad()),
+    };
+    number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(|| "too long".to_owned())
+}
+
+/// Parses an option such as `branching=64`. The value may be a size. `expiry` may be `on` or `off`,
+/// and `ttl` a duration.
 pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
     match text.split_once('=') {
+        Some(("expiry", "on")) => Ok(("expiry".to_owned(), 1)),
+        Some(("expiry", "off")) => Ok(("expiry".to_owned(), 0)),
+        Some(("ttl", value)) => {
+            let ttl = parse_duration(value)?;
+            Ok(("ttl-ms".to_owned(), u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
+        }
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), parse_size(value)?)),
         _ => Err("expected NAME=VALUE, such as branching=64".to_owned()),
     }
@@ -218,6 +246,18 @@ pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_have_a_unit_and_options_may_have_words() {
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2h"), Ok(Duration::from_secs(7200)));
+        for bad in ["", "5", "m", "1w", "-1s", "1.5s", "99999999999999999999s", "18446744073709551615d"] {
+            assert!(parse_duration(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(parse_option("expiry=on"), Ok(("expiry".to_owned(), 1)));
+        assert_eq!(parse_option("ttl=10m"), Ok(("ttl-ms".to_owned(), 600_000)));
+        assert!(parse_option("ttl=10").is_err());
+    }
 
     fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::new();

@@ -1,6 +1,6 @@
 //! # Range removal: each rule prevents a lost put, a pair that reappears, or a missed conflict
 //!
-//! Scenario W43 of docs/commit.md.
+//! Scenario W44 of docs/commit.md.
 
 use sheaf_commit_model::ProtocolRules;
 use sheaf_commit_model::explore::{BrokenInvariant, explore};

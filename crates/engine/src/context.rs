@@ -20,6 +20,7 @@ use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::memory::Memory;
 use sheaf_platform::memory::cache_arbiter::CacheArbiter;
 use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum number of segments with tiny sizes. Small, because tests open such databases a million
 /// times.
@@ -145,6 +146,9 @@ pub struct EngineContext {
     /// Space that an engine may use on disk, as a multiple of its live data. Engines try to stay
     /// below it.
     pub space_limit: f64,
+    /// `space_limit`, if the caller has set it. An engine must then keep its own files and its part
+    /// of the journal below it, and throttle writers for that.
+    pub space_bound: Option<f64>,
     /// Directories for the engines' own files. `None` for a context without a database.
     pub engine_dir: Option<EngineDir>,
     /// Arbiter that divides the memory for caches.
@@ -154,6 +158,8 @@ pub struct EngineContext {
     /// Clock of the database.
     pub clock: Arc<dyn Clock>,
     retired_blobs: Mutex<Vec<(Seq, u64)>>,
+    /// Whether the change feed keeps the blobs of past changes.
+    retains_changes: AtomicBool,
 }
 
 impl ValueCache for EngineContext {
@@ -176,11 +182,13 @@ impl EngineContext {
             tiny,
             inline: true,
             space_limit: 1.6,
+            space_bound: None,
             engine_dir: None,
             cache_arbiter: CacheArbiter::default(),
             commit_progress: Arc::default(),
             clock: Arc::new(SystemClock),
             retired_blobs: Mutex::default(),
+            retains_changes: AtomicBool::new(false),
         }
     }
 
@@ -216,6 +224,13 @@ impl EngineContext {
         self
     }
 
+    /// Returns the context with another value of [`EngineContext::space_bound`].
+    #[must_use]
+    pub fn with_space_bound(mut self, times: Option<f64>) -> EngineContext {
+        self.space_bound = times;
+        self
+    }
+
     /// Returns the context with another clock.
     #[must_use]
     pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> EngineContext {
@@ -248,6 +263,21 @@ impl EngineContext {
     /// blob when `seq` is durable.
     pub fn retire_blob(&self, seq: Seq, id: u64) {
         self.retired_blobs.lock().push((seq, id));
+    }
+
+    /// Sets whether the change feed keeps the blobs of past changes.
+    pub fn set_retains_changes(&self, retains: bool) {
+        self.retains_changes.store(retains, Ordering::Release);
+    }
+
+    /// Removes the old name of blob `id`, which an engine has adopted under another name. The store
+    /// removes it later if the change feed may refer to it. If the removal fails, the next opening
+    /// removes the name.
+    pub fn remove_adopted_blob(&self, id: u64) {
+        match self.retains_changes.load(Ordering::Acquire) {
+            true => self.retire_blob(Seq::ZERO, id),
+            false => drop(self.blobs.remove(id)),
+        }
     }
 
     /// Removes and returns the registered blobs that were superseded at or before `durable`.

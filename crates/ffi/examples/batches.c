@@ -1,6 +1,24 @@
-/* Batches with expectations, snapshots, and iterators in both directions. */
+/* Batches with expectations, snapshots, iterators in both directions, and transactions. */
 
 #include "../tests/c/check.h"
+
+/* Changes the stock of bob from 0 to 1, or to 0. Other threads may do the same. */
+static void change_stock(sheaf_db *db, sheaf_keyspace *accounts) {
+  sheaf_code code;
+  do {
+    sheaf_transaction *transaction;
+    sheaf_value *stock;
+    OK(sheaf_db_transaction(db, &transaction, &error));
+    OK(sheaf_transaction_get(transaction, accounts, sheaf_str("bob"), &stock, &error));
+    int is_empty = take_equal(stock, "0");
+    OK(sheaf_transaction_insert(transaction, accounts, sheaf_str("bob"), sheaf_str(is_empty ? "1" : "0"), &error));
+    sheaf_error *error;
+    code = sheaf_transaction_commit(transaction, &error);
+    sheaf_error_free(error);
+    sheaf_transaction_free(transaction);
+  } while (code == SHEAF_CONFLICT);
+  CHECK(code == SHEAF_OK);
+}
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
@@ -63,6 +81,10 @@ int main(int argc, char **argv) {
   OK(sheaf_iter_next(iter, &key, NULL, &error));
   CHECK(equal(key, "bob"));
   OK(sheaf_iter_seek_back(iter, sheaf_str("alban"), &error));
+
+  change_stock(db, accounts);
+  OK(sheaf_get(accounts, sheaf_str("bob"), &value, &error));
+  CHECK(take_equal(value, "1"));
 
   /* Handles may be freed in any order. */
   sheaf_db_free(db);

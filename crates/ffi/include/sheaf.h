@@ -430,6 +430,11 @@ typedef struct sheaf_snapshot sheaf_snapshot;
 typedef struct sheaf_ticket sheaf_ticket;
 
 /**
+ * Reads of one snapshot and changes, which become one atomic commit.
+ */
+typedef struct sheaf_transaction sheaf_transaction;
+
+/**
  * Owned bytes that a function returned.
  */
 typedef struct sheaf_value sheaf_value;
@@ -1546,6 +1551,17 @@ sheaf_code sheaf_size_of(sheaf_keyspace *keyspace,
 sheaf_code sheaf_contains_key(sheaf_keyspace *keyspace, sheaf_bytes key, sheaf_error **error);
 
 /**
+ * Returns the time at which `key` expires, in milliseconds since 1970, or 0 if it never does.
+ * Returns `SHEAF_NOT_FOUND` if the key does not exist or has expired.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_expires_at(sheaf_keyspace *keyspace,
+                            sheaf_bytes key,
+                            uint64_t *expires_at_ms,
+                            sheaf_error **error);
+
+/**
  * Returns the path of the file that contains exactly the value of `key`. Returns
  * `SHEAF_NOT_FOUND` if the value has no file of its own. The file must not be modified. Not for
  * keyspaces of snapshots (`SHEAF_READ_ONLY`).
@@ -1711,6 +1727,163 @@ sheaf_code sheaf_writer_submit(sheaf_writer *writer,
 void sheaf_writer_free(sheaf_writer *writer);
 
 /**
+ * Begins a transaction: its reads show the state at this call, and its own changes. The commit
+ * returns `SHEAF_CONFLICT` if another commit changed a key or range that was read; then begin
+ * again. A transaction holds no lock. Other threads and transactions continue.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_db_transaction(sheaf_db *db,
+                                sheaf_transaction **transaction,
+                                sheaf_error **error);
+
+/**
+ * Returns the number of the newest commit that the reads show; 0 if `transaction` is NULL, has
+ * ended, or is in use.
+ *
+ * Threads: any, also at the same time.
+ */
+uint64_t sheaf_transaction_seq(const sheaf_transaction *transaction);
+
+/**
+ * Returns the value of `key`, and `SHEAF_NOT_FOUND` if the key does not exist. The commit checks
+ * that no other commit changed the key.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_get(const sheaf_transaction *transaction,
+                                 sheaf_keyspace *keyspace,
+                                 sheaf_bytes key,
+                                 sheaf_value **value,
+                                 sheaf_error **error);
+
+/**
+ * Returns the value of `key` like `sheaf_transaction_get`. The commit then checks the reads of the
+ * transaction even if it changes nothing.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_get_for_update(const sheaf_transaction *transaction,
+                                            sheaf_keyspace *keyspace,
+                                            sheaf_bytes key,
+                                            sheaf_value **value,
+                                            sheaf_error **error);
+
+/**
+ * Returns the value of `key` like `sheaf_transaction_get`, but the commit does not check the key.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_untracked_get(const sheaf_transaction *transaction,
+                                           sheaf_keyspace *keyspace,
+                                           sheaf_bytes key,
+                                           sheaf_value **value,
+                                           sheaf_error **error);
+
+/**
+ * Sets `key` to `value`. The transaction copies both.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_insert(const sheaf_transaction *transaction,
+                                    sheaf_keyspace *keyspace,
+                                    sheaf_bytes key,
+                                    sheaf_bytes value,
+                                    sheaf_error **error);
+
+/**
+ * Removes `key`. A missing key is no error.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_remove(const sheaf_transaction *transaction,
+                                    sheaf_keyspace *keyspace,
+                                    sheaf_bytes key,
+                                    sheaf_error **error);
+
+/**
+ * Creates an iterator over the pairs with keys from `start` (included; NULL: the first key) to
+ * `end` (excluded; NULL: all following keys), with the changes of the transaction. The commit
+ * checks the part that was iterated over, also for keys that did not exist. The iterator cannot
+ * seek, and returns an error after the end of the transaction. Needs an ordered engine, unless
+ * both are NULL.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_range(const sheaf_transaction *transaction,
+                                   sheaf_keyspace *keyspace,
+                                   const sheaf_bytes *start,
+                                   const sheaf_bytes *end,
+                                   sheaf_iter **iter,
+                                   sheaf_error **error);
+
+/**
+ * Creates an iterator over the pairs with keys that start with `prefix`, like
+ * `sheaf_transaction_range`.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_prefix(const sheaf_transaction *transaction,
+                                    sheaf_keyspace *keyspace,
+                                    sheaf_bytes prefix,
+                                    sheaf_iter **iter,
+                                    sheaf_error **error);
+
+/**
+ * Writes the number of a new savepoint to `savepoint`, for `sheaf_transaction_roll_back_to`.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_savepoint(const sheaf_transaction *transaction,
+                                       size_t *savepoint,
+                                       sheaf_error **error);
+
+/**
+ * Undoes all changes after the savepoint. It stays valid, and later ones do not. Reads since then
+ * are still checked.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_roll_back_to(const sheaf_transaction *transaction,
+                                          size_t savepoint,
+                                          sheaf_error **error);
+
+/**
+ * Sets the durability of the commit: `SHEAF_DURABILITY_BUFFER` or `SHEAF_DURABILITY_SYNC`.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_set_durability(const sheaf_transaction *transaction,
+                                            int32_t durability,
+                                            sheaf_error **error);
+
+/**
+ * Commits, and waits for the durability of the transaction. Returns `SHEAF_CONFLICT` and writes
+ * nothing if another commit changed a key or range that was read. The transaction has ended
+ * afterwards, also after an error, and must be freed.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_commit(const sheaf_transaction *transaction, sheaf_error **error);
+
+/**
+ * Commits like `sheaf_transaction_commit`, but without waiting for the device. On return the
+ * commit is visible; the ticket waits for its durability.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_submit(const sheaf_transaction *transaction,
+                                    sheaf_ticket **ticket,
+                                    sheaf_error **error);
+
+/**
+ * Frees a transaction. Its changes are dropped if it was not committed. NULL is allowed.
+ *
+ * Threads: any. No other call may use the transaction.
+ */
+void sheaf_transaction_free(sheaf_transaction *transaction);
+
+/**
  * Sets `key` to `value` if the key does not exist, atomically. Otherwise returns `SHEAF_CONFLICT`,
  * writes nothing, and writes the present value to `present` (may be NULL).
  *
@@ -1767,6 +1940,19 @@ sheaf_code sheaf_insert(sheaf_keyspace *keyspace,
                         sheaf_bytes key,
                         sheaf_bytes value,
                         sheaf_error **error);
+
+/**
+ * Sets `key` to `value` for `ttl_ms` milliseconds. Afterwards the key is missing for every read.
+ * The keyspace must have the option `expiry`; otherwise, and if `ttl_ms` is zero, returns
+ * `SHEAF_INVALID_ARGUMENT`.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_insert_with_ttl(sheaf_keyspace *keyspace,
+                                 sheaf_bytes key,
+                                 sheaf_bytes value,
+                                 uint64_t ttl_ms,
+                                 sheaf_error **error);
 
 /**
  * Removes `key` with the default durability of the database. A missing key is no error.

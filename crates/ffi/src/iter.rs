@@ -6,7 +6,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Bound;
 
-use sheaf::{Iter, Keys};
+use sheaf::{Iter, Keys, TransactionIter};
 
 use crate::boundary::{self, Exclusive, Failure, Outcome, call, found, given};
 use crate::code::sheaf_code;
@@ -27,6 +27,13 @@ struct Cursor {
 enum Items {
     Pairs(Box<Iter>),
     Keys(Box<Keys>),
+    Transaction(Box<TransactionIter>),
+}
+
+impl sheaf_iter {
+    pub(crate) fn of_transaction(pairs: TransactionIter) -> *mut sheaf_iter {
+        new_handle(Items::Transaction(Box::new(pairs)))
+    }
 }
 
 fn new_handle(items: Items) -> *mut sheaf_iter {
@@ -52,6 +59,10 @@ impl Cursor {
             (Items::Pairs(pairs), false) => pairs.next_back_with(copy),
             (Items::Keys(keys), true) => keys.next().map(|key| key.map(|key| copy(&key, &[]))),
             (Items::Keys(keys), false) => keys.next_back().map(|key| key.map(|key| copy(&key, &[]))),
+            (Items::Transaction(pairs), true) => pairs.next().map(|pair| pair.map(|(k, v)| copy(&k, &v))),
+            (Items::Transaction(pairs), false) => {
+                pairs.next_back().map(|pair| pair.map(|(k, v)| copy(&k, &v)))
+            }
         };
         found(stepped)?.map_err(Failure::from)
     }
@@ -60,6 +71,9 @@ impl Cursor {
         match &mut self.items {
             Items::Pairs(pairs) => Ok(pairs),
             Items::Keys(_) => Err(boundary::invalid("iter", "an iterator over keys cannot seek")),
+            Items::Transaction(_) => {
+                Err(boundary::invalid("iter", "an iterator of a transaction cannot seek"))
+            }
         }
     }
 }

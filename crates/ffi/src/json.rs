@@ -175,6 +175,12 @@ pub(crate) fn database_stats(stats: &DatabaseStats) -> Json {
         "records_replayed": stats.opening.records_replayed,
         "bytes_cut": stats.opening.discarded_bytes,
     });
+    all["expiry"] = json!({
+        "removed_pairs": stats.expiry.removed_pairs,
+        "dropped_hints": stats.expiry.dropped_hints,
+        "next_due_ms": stats.expiry.next_due_ms,
+        "lag_seconds": seconds(stats.expiry.lag),
+    });
     all["stalls"] = stats.stalls.iter().map(stall_stats).collect();
     all["caches"] = stats.caches.iter().map(cache_stats).collect();
     all["logs"] = stats.logs.iter().map(log_stats).collect();

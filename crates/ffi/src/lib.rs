@@ -44,5 +44,6 @@ mod owner;
 mod read;
 mod snapshot;
 mod stream;
+mod transaction;
 mod update;
 mod write;

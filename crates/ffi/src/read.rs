@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::time::UNIX_EPOCH;
 
-use sheaf::Value;
+use sheaf::{Expiry, Value};
 
 use crate::boundary::{Failure, Outcome, call, found, given, invalid};
 use crate::callback::sheaf_read_fn;
@@ -217,6 +218,31 @@ pub extern "C" fn sheaf_contains_key(
             Source::Snapshot(keyspace) => keyspace.contains_key(key.get("key")?)?,
         };
         found(has_key.then_some(()))
+    })
+}
+
+/// Returns the time at which `key` expires, in milliseconds since 1970, or 0 if it never does.
+/// Returns `SHEAF_NOT_FOUND` if the key does not exist or has expired.
+///
+/// Threads: any, also at the same time.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_expires_at(
+    keyspace: Option<&sheaf_keyspace>,
+    key: sheaf_bytes<'_>,
+    expires_at_ms: Option<&mut MaybeUninit<u64>>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || {
+        let expiry = found(match readable(keyspace)? {
+            Source::Live(keyspace) => keyspace.expires_at(key.get("key")?)?,
+            Source::Snapshot(keyspace) => keyspace.expires_at(key.get("key")?)?,
+        })?;
+        let ms = match expiry {
+            Expiry::At(time) => time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis(),
+            Expiry::Never => 0,
+        };
+        given(expires_at_ms, "expires_at_ms")?.write(u64::try_from(ms).unwrap_or(u64::MAX));
+        Ok(())
     })
 }
 

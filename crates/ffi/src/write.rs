@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Bound;
+use std::time::Duration;
 
 use crate::batch::sheaf_ticket;
 use crate::boundary::{Outcome, call};
@@ -22,6 +23,23 @@ pub extern "C" fn sheaf_insert(
     error: Option<&mut MaybeUninit<*mut sheaf_error>>,
 ) -> sheaf_code {
     call(error, || Ok(writable(keyspace)?.insert(key.get("key")?, value.get("value")?)?))
+}
+
+/// Sets `key` to `value` for `ttl_ms` milliseconds. Afterwards the key is missing for every read.
+/// The keyspace must have the option `expiry`; otherwise, and if `ttl_ms` is zero, returns
+/// `SHEAF_INVALID_ARGUMENT`.
+///
+/// Threads: any, also at the same time.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_insert_with_ttl(
+    keyspace: Option<&sheaf_keyspace>,
+    key: sheaf_bytes<'_>,
+    value: sheaf_bytes<'_>,
+    ttl_ms: u64,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    let ttl = Duration::from_millis(ttl_ms);
+    call(error, || Ok(writable(keyspace)?.insert_with_ttl(key.get("key")?, value.get("value")?, ttl)?))
 }
 
 /// Removes `key` with the default durability of the database. A missing key is no error.

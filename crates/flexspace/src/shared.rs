@@ -12,7 +12,7 @@
 //! writer that slept would otherwise wait for one or more scheduler ticks.
 
 use sheaf_platform::error::{Error, PoisonCause, Result};
-use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,6 +101,8 @@ pub(crate) struct SharedSpace {
     pub(crate) accounted: AtomicU64,
     /// Memory of the table of stored nodes.
     pub(crate) node_table_bytes: AtomicU64,
+    /// Whether the owner has set a bound (`maintenance/space_bound.rs`).
+    pub(crate) is_bounded: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -147,6 +149,7 @@ impl SharedSpace {
             gc_waker: StepWaker::default(),
             counters: SpaceCounters::default(),
             accounted: AtomicU64::new(0),
+            is_bounded: AtomicBool::new(false),
             disk,
             options,
         }

@@ -3,21 +3,22 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sheaf_engine::contract::{Action, Bounds, EngineOp};
 use sheaf_engine::workload::SampleStart;
 use sheaf_log::types::{KeyspaceId, Seq};
-use sheaf_store::{CommitConflict, CommitOutcome, CommitWrite, KeyspaceState, RangeReads};
+use sheaf_store::{CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeReads};
 
 use crate::iter::KeyRange;
 use crate::keyspace::{WaitPolicy, read_expected};
 use crate::open_database::OpenDatabase;
 use crate::removed_range::{ListedRanges, RemovedRange};
 use crate::workload;
-use crate::{CommitTicket, ConflictKeys, Durability, Error, Keyspace, Result, Value};
+use crate::{CommitTicket, ConflictKeys, Durability, Error, Expiry, Keyspace, Result, Value};
 
 enum BatchChange {
-    Put(Value),
+    Put(Value, Expires),
     Remove,
     /// The key is the first one of the range.
     RemoveRange(RemovedRange),
@@ -106,7 +107,59 @@ impl Batch {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> &mut Batch {
-        self.push(keyspace, key.as_ref(), BatchChange::Put(Value::new(value.as_ref())))
+        self.push(keyspace, key.as_ref(), BatchChange::Put(Value::new(value.as_ref()), Expires::Default))
+    }
+
+    /// Adds an operation that sets `key` to `value` in `keyspace` for the time `ttl`, which begins
+    /// with the commit. The commit checks `ttl` as
+    /// [`Keyspace::insert_with_ttl`](crate::Keyspace::insert_with_ttl) does.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// use std::time::Duration;
+    ///
+    /// let sessions = db.keyspace("sessions", sheaf::KeyspaceOptions::default().expiry())?;
+    /// let mut batch = db.batch();
+    /// batch.insert_with_ttl(&sessions, "ada", "token", Duration::from_secs(600));
+    /// batch.commit()?;
+    /// assert!(sessions.contains_key("ada")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn insert_with_ttl(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        ttl: Duration,
+    ) -> &mut Batch {
+        let value = Value::new(value.as_ref());
+        self.push(keyspace, key.as_ref(), BatchChange::Put(value, Expires::After(ttl)))
+    }
+
+    /// Adds an operation that sets `key` to `value` in `keyspace`, with an expiry time. The commit
+    /// checks the time as [`Keyspace::insert_with_expiry`](crate::Keyspace::insert_with_expiry)
+    /// does.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let sessions = db.keyspace("sessions", sheaf::KeyspaceOptions::default().expiry())?;
+    /// let mut batch = db.batch();
+    /// batch.insert_with_expiry(&sessions, "ada", "token", sheaf::Expiry::Never);
+    /// batch.commit()?;
+    /// assert!(sessions.contains_key("ada")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn insert_with_expiry(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        expiry: Expiry,
+    ) -> &mut Batch {
+        let value = Value::new(value.as_ref());
+        self.push(keyspace, key.as_ref(), BatchChange::Put(value, expiry.to_expires()))
     }
 
     /// Adds an operation that removes `key` from `keyspace`. A missing key is no error.
@@ -401,7 +454,7 @@ impl Batch {
         for (index, entry) in self.entries.iter().enumerate() {
             let state = entry.keyspace.inner.state.load();
             let value = match &entry.change {
-                BatchChange::Put(value) => Some(value.len()),
+                BatchChange::Put(value, _) => Some(value.len()),
                 BatchChange::Remove | BatchChange::RemoveRange(_) => None,
             };
             let operation = (&*entry.key, value, new_keys.binary_search(&index).is_ok());
@@ -476,11 +529,11 @@ impl Batch {
         writes.extend(expect_ops.into_iter().zip(&expected).map(|(op, state)| CommitWrite::new(state, op)));
         writes.extend(order.iter().map(|&(entry, state)| {
             let entry = &self.entries[entry];
-            let action = match &entry.change {
-                BatchChange::Put(value) => Action::Put(value),
-                BatchChange::Remove | BatchChange::RemoveRange(_) => Action::Remove,
+            let (action, expires) = match &entry.change {
+                BatchChange::Put(value, expires) => (Action::Put(value), *expires),
+                BatchChange::Remove | BatchChange::RemoveRange(_) => (Action::Remove, Expires::Default),
             };
-            CommitWrite::new(&states[state], EngineOp::new(&entry.key, action))
+            CommitWrite { expires, ..CommitWrite::new(&states[state], EngineOp::new(&entry.key, action)) }
         }));
         let listed = match to_list.is_empty() {
             true => None,

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use sheaf_store::BulkLoad;
+use sheaf_store::{BulkLoad, Expires};
 
 use crate::database::DEFAULT_ENGINE;
 use crate::open_database::OpenDatabase;
-use crate::{BulkLoadReport, Database, KeyspaceOptions, Result};
+use crate::{BulkLoadReport, Database, Expiry, KeyspaceOptions, Result};
 
 /// Options of a bulk load.
 ///
@@ -55,6 +55,24 @@ impl BulkLoadOptions {
     #[must_use]
     pub fn option(mut self, name: &str, value: u64) -> BulkLoadOptions {
         self.keyspace_options = self.keyspace_options.option(name, value);
+        self
+    }
+
+    /// Lets pairs of the loaded keyspace have an expiry time, as
+    /// [`KeyspaceOptions::expiry`](crate::KeyspaceOptions::expiry) does.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let loader = db.bulk_load("sessions", sheaf::BulkLoadOptions::default().expiry())?;
+    /// loader.finish()?;
+    /// let sessions = db.open_keyspace("sessions")?;
+    /// assert!(sessions.is_some_and(|sessions| sessions.options().get("expiry") == Some(1)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn expiry(mut self) -> BulkLoadOptions {
+        self.keyspace_options = self.keyspace_options.expiry();
         self
     }
 
@@ -154,7 +172,36 @@ impl BulkLoader {
     ///   continue.
     /// - The other [write errors](crate::Keyspace#write-errors). The loader must then be dropped.
     pub fn push(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.loading.push(key.as_ref(), value.as_ref())
+        self.loading.push(key.as_ref(), value.as_ref(), Expires::Default)
+    }
+
+    /// Adds the next pair with an expiry time. The keyspace must have
+    /// [`KeyspaceOptions::expiry`](crate::KeyspaceOptions::expiry).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// use sheaf::{BulkLoadOptions, Expiry};
+    /// use std::time::{Duration, SystemTime};
+    ///
+    /// let mut loader = db.bulk_load("sessions", BulkLoadOptions::default().expiry())?;
+    /// let later = Expiry::At(SystemTime::now() + Duration::from_secs(600));
+    /// loader.push_with_expiry("ada", "token", later)?;
+    /// loader.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an invalid time, after
+    /// which the load can continue, and the errors of [`BulkLoader::push`].
+    pub fn push_with_expiry(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        expiry: Expiry,
+    ) -> Result<()> {
+        self.loading.push(key.as_ref(), value.as_ref(), expiry.to_expires())
     }
 
     /// Adds the next pair with all bytes of `value` as its value, and returns their number. Keeps
@@ -175,7 +222,31 @@ impl BulkLoader {
     /// Returns the errors of [`BulkLoader::push`] for the key. After any other error, including a
     /// failed read and a value beyond [`crate::MAX_VALUE`], the loader must be dropped.
     pub fn push_reader(&mut self, key: impl AsRef<[u8]>, value: &mut dyn std::io::Read) -> Result<u64> {
-        self.loading.push_reader(key.as_ref(), value)
+        self.loading.push_reader(key.as_ref(), value, Expires::Default)
+    }
+
+    /// Adds the next pair with all bytes of `value` and an expiry time, and returns the number of
+    /// bytes. Otherwise like [`BulkLoader::push_reader`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("files", sheaf::BulkLoadOptions::default().expiry())?;
+    /// loader.push_reader_with_expiry("large", &mut std::io::empty(), sheaf::Expiry::Never)?;
+    /// loader.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`BulkLoader::push_with_expiry`] and [`BulkLoader::push_reader`].
+    pub fn push_reader_with_expiry(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: &mut dyn std::io::Read,
+        expiry: Expiry,
+    ) -> Result<u64> {
+        self.loading.push_reader(key.as_ref(), value, expiry.to_expires())
     }
 
     /// Returns the counts of the pairs added so far.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use sheaf_engine::contract::{Bounds, Cursor, Projection};
 use sheaf_engine::workload::{CallKind, LatencyKind, SampleStart, SampledCall};
-use sheaf_log::types::Seq;
-use sheaf_store::{OwnedCursor, View};
+use sheaf_store::{OwnedCursor, ReadPoint, View};
 
 use crate::scan_scope::{ScanScope, ScopedStore};
 use crate::{Error, Result, Value};
@@ -112,7 +111,7 @@ pub struct Iter {
     scope: Arc<ScanScope>,
     /// Registers the state that the iterator reads, unless the scope has a snapshot.
     _view: Option<View<ScopedStore>>,
-    seq: Seq,
+    at: ReadPoint,
     bounds: Bounds,
     /// Position of the front, if it is not the start of `bounds`: after a seek, or after the ends
     /// have met. A cursor that has moved since is ahead of it.
@@ -143,28 +142,28 @@ impl Iter {
     /// An iterator over the state of the snapshot of `scope`.
     pub(crate) fn from_snapshot(
         scope: Arc<ScanScope>,
-        seq: Seq,
+        at: ReadPoint,
         bounds: Bounds,
         projection: Projection,
     ) -> Result<Iter> {
-        Iter::new(scope, None, seq, bounds, projection)
+        Iter::new(scope, None, at, bounds, projection)
     }
 
-    /// An iterator over the state of `view`.
+    /// An iterator over the state of `view`, at `at`.
     pub(crate) fn from_view(
         scope: Arc<ScanScope>,
         view: View<ScopedStore>,
+        at: ReadPoint,
         bounds: Bounds,
         projection: Projection,
     ) -> Result<Iter> {
-        let seq = view.seq();
-        Iter::new(scope, Some(view), seq, bounds, projection)
+        Iter::new(scope, Some(view), at, bounds, projection)
     }
 
     fn new(
         scope: Arc<ScanScope>,
         view: Option<View<ScopedStore>>,
-        seq: Seq,
+        at: ReadPoint,
         bounds: Bounds,
         projection: Projection,
     ) -> Result<Iter> {
@@ -177,7 +176,7 @@ impl Iter {
         Ok(Iter {
             scope,
             _view: view,
-            seq,
+            at,
             bounds,
             front_low: None,
             back_high: None,
@@ -204,7 +203,7 @@ impl Iter {
             return Err(Error::Unsupported { engine, feature: "reverse iteration" });
         }
         let scope: Arc<ScanScope> = Arc::clone(&self.scope);
-        let mut cursor = OwnedCursor::open(scope, self.seq, self.remaining(), self.projection)?;
+        let mut cursor = OwnedCursor::open(scope, self.at, self.remaining(), self.projection)?;
         if let Some(pairs) = self.expected_pairs {
             cursor.expect_pairs(pairs);
         }
@@ -453,7 +452,7 @@ impl fmt::Debug for Iter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Iter")
             .field("keyspace", &self.scope.keyspace.name())
-            .field("seq", &self.seq.0)
+            .field("seq", &self.at.seq.0)
             .field("is_done", &self.is_done)
             .finish_non_exhaustive()
     }

@@ -37,9 +37,11 @@
 pub mod asynchronous;
 mod batch;
 mod bulk_load;
+mod changes;
 mod commit_ticket;
 mod convert;
 mod database;
+mod expiry;
 mod ipc;
 mod iter;
 pub mod keys;
@@ -59,10 +61,14 @@ mod workload;
 
 pub use batch::Batch;
 pub use bulk_load::{BulkLoadOptions, BulkLoader};
+pub use changes::{ChangeCursor, ChangeRetention, Changes, ChangesReady};
 pub use commit_ticket::{CommitFuture, CommitTicket};
 #[doc(hidden)]
 pub use convert::RunningConversion;
-pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, disk_formats, engine_options, engines};
+pub use database::{
+    Builder, DEFAULT_ENGINE, Database, OpenOutcome, disk_formats, engine_options, engines, keyspace_options,
+};
+pub use expiry::Expiry;
 pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};
 #[doc(hidden)]
 pub use ipc::{ExportedSnapshot, decode_and_reencode as fuzz_ipc_message};
@@ -79,10 +85,12 @@ pub use sheaf_platform::error::{
 };
 pub use sheaf_store::{
     BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, BulkLoadReport,
-    CacheStats, CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
-    DamagedFile, DatabaseStats, GroupCommitMode, KeyspaceInfo, KeyspaceRepair, LogStats, LostRecords,
-    MemoryStats, OpeningStats, ProgressFn, RepairFinding, RepairOptions, RepairOutcome, RepairProgress,
-    RepairReport, Stall, StallKind, StallStats, TransactionStats, UnreadableRange, VerifyReport,
+    CacheStats, Change, ChangeKind, ChangePosition, ChangeStats, ChangeValue, CommittedChanges,
+    CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport, CursorInfo,
+    DamagedFile, DatabaseStats, ExpiryStats, GroupCommitMode, KeyspaceInfo, KeyspaceRepair, LogStats,
+    LostRecords, MemoryStats, OpeningStats, ProgressFn, RepairFinding, RepairOptions, RepairOutcome,
+    RepairProgress, RepairReport, Stall, StallKind, StallStats, TransactionStats, UnreadableRange,
+    VerifyReport,
 };
 pub use snapshot::{KeyspaceSelector, KeyspaceSnapshot, Snapshot};
 pub use transaction::{RetryPolicy, Savepoint, Transaction, TransactionIter};

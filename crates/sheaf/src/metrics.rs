@@ -1,8 +1,7 @@
 //! # Metrics: the statistics of a database for the crate `metrics`
 //!
-//! [`publish`] passes the present values of [`Database::stats`] to the recorder of the application.
-//! Call it before each scrape, or every few seconds. All have the label `database`, the path.
-//! Counters start at 0 with each opening.
+//! [`publish`] passes [`Database::stats`] to the recorder. Call it before each scrape, or every few
+//! seconds. All have the label `database`, the path. Counters start at 0 with each opening.
 //!
 //! | name | kind | labels | meaning |
 //! |---|---|---|---|
@@ -13,10 +12,11 @@
 //! | `sheaf_stalls` | counter | `kind` | waits of writers |
 //! | `sheaf_stalled_microseconds` | counter | `kind` | total time of the waits |
 //! | `sheaf_longest_stall_seconds` | gauge | `kind` | longest wait |
+//! | `sheaf_expired_pairs` | counter | | expired pairs that were removed |
 //! | `sheaf_transactions`, `sheaf_transaction_conflicts` | counter | | commits; conflicts |
 //! | `sheaf_views` | gauge | | live snapshots and iterators |
 //! | `sheaf_oldest_view` | gauge | | commits since the oldest snapshot; 0 without any |
-//! | `sheaf_held_bytes` | gauge | | disk space that backups and attached readers pin |
+//! | `sheaf_held_bytes`, `sheaf_retained_change_bytes` | gauge | | pinned; kept for changes |
 //! | `sheaf_checkpoints`, `sheaf_checkpoint_bytes` | counter | | checkpoints; bytes written |
 //! | `sheaf_staged_bytes` | counter | | bytes of values written to blob files |
 //! | `sheaf_memory_budget_bytes` | gauge | | memory budget |
@@ -62,6 +62,7 @@ fn publish_commits(stats: &DatabaseStats, path: &str) {
     gauge!("sheaf_unsynced_age_seconds", "database" => database()).set(stats.unsynced_age.as_secs_f64());
     counter!("sheaf_sync_rounds", "database" => database()).absolute(stats.sync_rounds);
     counter!("sheaf_sync_waits", "database" => database()).absolute(stats.sync_waits);
+    counter!("sheaf_expired_pairs", "database" => database()).absolute(stats.expiry.removed_pairs);
     let transactions = &stats.transactions;
     counter!("sheaf_transactions", "database" => database()).absolute(transactions.committed);
     counter!("sheaf_transaction_conflicts", "database" => database()).absolute(transactions.conflicts);
@@ -69,6 +70,7 @@ fn publish_commits(stats: &DatabaseStats, path: &str) {
     let oldest = stats.oldest_view_seq.map_or(0, |oldest| stats.visible_seq.saturating_sub(oldest));
     gauge!("sheaf_oldest_view", "database" => database()).set(real(oldest));
     gauge!("sheaf_held_bytes", "database" => database()).set(real(stats.pinned_bytes));
+    gauge!("sheaf_retained_change_bytes", "database" => database()).set(real(stats.changes.retained_bytes));
     counter!("sheaf_checkpoints", "database" => database()).absolute(stats.checkpoints);
     counter!("sheaf_checkpoint_bytes", "database" => database()).absolute(stats.checkpoint_bytes);
     counter!("sheaf_staged_bytes", "database" => database()).absolute(stats.blob_bytes_written);

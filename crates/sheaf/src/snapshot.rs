@@ -6,16 +6,15 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use sheaf_engine::contract::{Bounds, Projection};
-use sheaf_log::types::Seq;
 use sheaf_platform::sync::ShardedArc;
-use sheaf_store::{View, ViewKeyspaces};
+use sheaf_store::{ReadPoint, View, ViewKeyspaces};
 
 use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};
 use crate::keyspace::{get_at, get_in_groups, require_ordered};
 use crate::open_database::OpenDatabase;
 use crate::scan_scope::ScanScope;
 use crate::workload;
-use crate::{Error, Keyspace, Result, TryGet, Value, ValueReader};
+use crate::{Error, Expiry, Keyspace, Result, TryGet, Value, ValueReader};
 
 /// A consistent, read-only view of all keyspaces as of one commit. Clones are cheap.
 ///
@@ -38,6 +37,7 @@ use crate::{Error, Keyspace, Result, TryGet, Value, ValueReader};
 pub struct Snapshot {
     handle: Arc<OpenDatabase>,
     view: Arc<View>,
+    at: ReadPoint,
     shown: ViewKeyspaces,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Debug for KeyspaceSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyspaceSnapshot")
             .field("name", &self.scope().keyspace.name())
-            .field("seq", &self.seq.0)
+            .field("seq", &self.at.seq.0)
             .finish_non_exhaustive()
     }
 }
@@ -87,7 +87,12 @@ impl fmt::Debug for KeyspaceSnapshot {
 impl Snapshot {
     pub(crate) fn new(handle: &Arc<OpenDatabase>) -> Result<Snapshot> {
         let (view, shown) = handle.store().snapshot()?;
-        Ok(Snapshot { handle: Arc::clone(handle), view: Arc::new(view), shown })
+        let at = handle.read_point(view.seq());
+        Ok(Snapshot { handle: Arc::clone(handle), view: Arc::new(view), at, shown })
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<OpenDatabase> {
+        &self.handle
     }
 
     /// Returns the number of the newest commit that the snapshot shows.
@@ -144,7 +149,7 @@ impl Snapshot {
         let state = state.ok_or_else(|| Error::KeyspaceNotFound { name: name.to_string() })?;
         let (handle, view) = (Arc::clone(&self.handle), Some(Arc::clone(&self.view)));
         let scope = ScanScope { handle, keyspace: Arc::clone(state), _view: view };
-        Ok(KeyspaceSnapshot { scopes: Arc::new(ShardedArc::new(scope)), seq: self.view.seq() })
+        Ok(KeyspaceSnapshot { scopes: Arc::new(ShardedArc::new(scope)), at: self.at })
     }
 }
 
@@ -163,7 +168,7 @@ impl Snapshot {
 #[derive(Clone)]
 pub struct KeyspaceSnapshot {
     scopes: Arc<ShardedArc<ScanScope>>,
-    seq: Seq,
+    at: ReadPoint,
 }
 
 impl KeyspaceSnapshot {
@@ -232,7 +237,7 @@ impl KeyspaceSnapshot {
             len = Some(value.len());
             read(value)
         };
-        let found = get_at(&self.scope().handle, &self.scope().keyspace, self.seq, key, read)?;
+        let found = get_at(&self.scope().handle, &self.scope().keyspace, self.at, key, read)?;
         if let Some(sample) = sample {
             workload::record_read(&self.scope().handle, &self.scope().keyspace, sample, key, len);
         }
@@ -275,7 +280,7 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        ValueReader::open(&self.scope().handle, &self.scope().keyspace, self.seq, key.as_ref())
+        ValueReader::open(&self.scope().handle, &self.scope().keyspace, self.at, key.as_ref())
     }
 
     /// Returns true if `key` exists.
@@ -294,6 +299,27 @@ impl KeyspaceSnapshot {
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         Ok(self.get_with(key, |_| ())?.is_some())
+    }
+
+    /// Returns the expiry time of `key`, or `None` if the key does not exist in the snapshot. Like
+    /// all reads of a snapshot, decides with the time of its creation.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let snapshot = db.snapshot()?.keyspace("users")?;
+    /// assert_eq!(snapshot.expires_at("ada")?, Some(sheaf::Expiry::Never));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
+    pub fn expires_at(&self, key: impl AsRef<[u8]>) -> Result<Option<Expiry>> {
+        self.scope().handle.check_open()?;
+        Ok(self.scope().keyspace.expires_at(self.at, key.as_ref())?.map(Expiry::from_stored))
     }
 
     /// Returns the values of many keys, in the order of the keys, all of the same moment. Faster
@@ -438,7 +464,7 @@ impl KeyspaceSnapshot {
 
     fn iterate(&self, bounds: Bounds, projection: Projection) -> Result<Iter> {
         self.scope().handle.check_open()?;
-        Iter::from_snapshot(self.scopes.get(), self.seq, bounds, projection)
+        Iter::from_snapshot(self.scopes.get(), self.at, bounds, projection)
     }
 
     /// Returns the number of keys. Iterates over all of them.

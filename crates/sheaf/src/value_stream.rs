@@ -11,8 +11,7 @@ use std::sync::Arc;
 use sheaf_engine::contract::EngineOp;
 use sheaf_engine::workload::{CallKind, SampledCall};
 use sheaf_log::blob_reader::{BlobReader, StoredValue};
-use sheaf_log::types::Seq;
-use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState, PartialValue, Store};
+use sheaf_store::{CommitOutcome, CommitWrite, Expires, KeyspaceState, PartialValue, ReadPoint, Store};
 
 use crate::open_database::OpenDatabase;
 use crate::{CommitTicket, ConflictKeys, Durability, Error, Keyspace, Result, Value};
@@ -56,16 +55,16 @@ impl ValueReader {
     pub(crate) fn open(
         store: &Store,
         state: &KeyspaceState,
-        at: Seq,
+        at: ReadPoint,
         key: &[u8],
     ) -> Result<Option<ValueReader>> {
         store.check_open()?;
         let (mut bytes, mut file) = (None, None);
-        let found = state.engine()?.get_stored(at, key, &mut |stored| match stored {
+        let found = state.get_stored(at, key, &mut |stored| match stored {
             StoredValue::Bytes(found) => bytes = Some(Value::new(found)),
             StoredValue::Blob(found) => file = Some(found),
         })?;
-        if !found && at == Seq::LATEST {
+        if !found && at.is_latest() {
             store.wait_missing_visible(state, key)?;
         }
         let source = match (bytes, file) {
@@ -230,12 +229,12 @@ impl fmt::Debug for ValueWriter {
 }
 
 impl ValueWriter {
-    pub(crate) fn new(keyspace: &Keyspace, key: &[u8]) -> Result<ValueWriter> {
+    pub(crate) fn new(keyspace: &Keyspace, key: &[u8], expires: Expires) -> Result<ValueWriter> {
         let max = sheaf_log::types::MAX_KEY;
         if key.len() > max {
             return Err(Error::TooLarge { object: "key", got: key.len() as u64, max: max as u64 });
         }
-        let incoming = keyspace.handle().begin_value(&*keyspace.state()?)?;
+        let incoming = keyspace.handle().begin_value(&*keyspace.state()?, expires)?;
         Ok(ValueWriter { keyspace: keyspace.clone(), key: Value::new(key), incoming })
     }
 
@@ -320,7 +319,8 @@ impl ValueWriter {
             let state = keyspace.state()?;
             store.adapt_value(&mut whole, &state)?;
             let mut staged = std::mem::take(&mut whole.blobs);
-            let mut writes = [CommitWrite::new(&state, EngineOp::new(&key, whole.action()))];
+            let write = CommitWrite::new(&state, EngineOp::new(&key, whole.action()));
+            let mut writes = [CommitWrite { expires: whole.expires, ..write }];
             match store.commit_with_blobs(&mut writes, &mut staged) {
                 Ok(CommitOutcome::Committed(seq)) => {
                     if let Some(sample) = sample {

@@ -1,13 +1,13 @@
 //! # Store: one order of commits over logs, ROOT and engines
 //!
-//! Executes the operations of the public API and calls the engines. `recover` describes recovery.
+//! Executes the operations of the public API and calls the engines.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  commits       commit encode append tail log group_commit stall threads
 //!  space         preallocate root_writer gc checkpoint idle compact cache_balance
-//!  keyspaces     catalog keyspace_state unpublished bulk_load ingest convert copy change_tracker
+//!  keyspaces     catalog state expiry unpublished bulk_load ingest convert copy change_tracker
 //!  open, close   recover tail_scan replay close health repair verify
 //!  readers       view owned_cursor pinned_state export image value_writer stats workload wire
 //! ```
@@ -22,15 +22,18 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call any function. Locks, in order of acquisition: `close_lock`, `pass_lock`, the
-//! `change_lock` of the catalog, `engine_steps_lock`, `maintenance`, the `leader` lock of the sync
-//! rounds, `next_segment`, the stripes (some, or all exclusively), `commit_state` (the *order
-//! lock*), the segment lists of the logs, and the locks of engines. No I/O happens under the order
-//! lock, except for notes and seals. No lock is held while a closure of the caller runs.
+//! Any thread may call any function. Locks, in order of acquisition: `close_lock`, the
+//! `removal_lock` of a keyspace with expiry, `pass_lock`, the `change_lock` of the catalog,
+//! `engine_steps_lock`, `maintenance`, the `leader` lock of the sync rounds, `next_segment`, the
+//! stripes (some, or all exclusively), `commit_state` (the *order lock*), the segment lists of the
+//! logs, and the locks of engines. Under the order lock the only I/O is that of notes and seals. No
+//! lock is held while a closure of the caller runs.
 
 pub mod backup;
+mod changes;
 mod checkpoint;
 mod commit;
+mod expiry;
 mod health;
 mod keyspace;
 mod maintenance;
@@ -49,11 +52,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, ProgressFn};
+pub use changes::{
+    Change, ChangeBound, ChangeKind, ChangePosition, ChangeReader, ChangeStats, ChangeValue, ChangeWakerKey,
+    CommittedChanges, CursorInfo, RetentionChoice,
+};
 pub use commit::stall::{Stall, StallCallback, StallListener, StallStats};
 pub use commit::transaction::{RangeRead, RangeReads, RangeView, VersionCheck};
 pub use commit::value_writer::{FinishedValue, PartialValue};
 pub use commit::wakers::WakerKey;
 pub use commit::{CommitConflict, CommitOutcome, CommitWrite, check_sizes};
+pub use expiry::{EXPIRY_OPTION, Expires, KEYSPACE_OPTIONS, MAX_EXPIRY, ReadPoint, TTL_OPTION};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport};
 pub use keyspace::convert::{
     Conversion, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
@@ -74,10 +82,11 @@ pub use snapshot::pinned_state::PinnedState;
 pub use snapshot::view::{View, ViewKeyspaces};
 pub use space::compact::CompactionReport;
 pub use stats::{
-    CacheStats, DatabaseStats, GroupCommitMode, KeyspaceInfo, LogStats, MemoryStats, OpeningStats,
-    StoreOptions, TransactionStats, VerifyReport,
+    CacheStats, DatabaseStats, ExpiryStats, GroupCommitMode, KeyspaceInfo, LogStats, MemoryStats,
+    OpeningStats, StoreOptions, TransactionStats, VerifyReport,
 };
 
+use crate::changes::ChangeFeed;
 use crate::health::Health;
 use commit::CommitPipeline;
 use commit::group_commit::SyncState;
@@ -198,10 +207,13 @@ pub struct Store {
     context: Arc<EngineContext>,
     logs: [LogState; LogId::ALL.len()],
     catalog: Catalog,
+    changes: ChangeFeed,
     /// Order, places and visibility of commits. Contains the order lock.
     pipeline: CommitPipeline,
     /// Flags that every call reads.
     health: Health,
+    /// Whether pairs can expire, and when.
+    expiry: expiry::StoreExpiry,
     /// Registrations of views.
     view_slots: ViewSlots,
     /// Sync rounds, and what is durable. Contains the leader lock.
@@ -323,6 +335,7 @@ impl Store {
         event!(ERROR, "the database refuses writes from now on", cause = cause.name());
         self.health.mark_poisoned(cause);
         self.sync.round.wake();
+        self.changes.signal.wake_all();
         self.background.signals.request_round(); // it wakes the tasks that wait for durability
         self.background.wake();
         self.health.poison_error()
@@ -372,6 +385,7 @@ impl Store {
                 range_readers: range_readers as u64,
                 recent_key_bytes,
             },
+            expiry: self.expiry_stats(),
             stalls: self.counters.stalls.stats(),
             checkpoints: load(&self.counters.checkpoints),
             checkpoint_bytes: load(&self.counters.checkpoint_bytes),
@@ -387,6 +401,11 @@ impl Store {
             },
             caches: if self.health.is_forked_child() { Vec::new() } else { self.cache_stats() },
             logs: self.logs.iter().map(LogState::stats).collect(),
+            changes: if self.health.is_forked_child() {
+                ChangeStats::default()
+            } else {
+                self.changes.stats()
+            },
             opening: self.lifecycle.opening,
             descriptors: self.disk.descriptors().unwrap_or_default(),
             has_ipc: false,
@@ -416,6 +435,7 @@ impl Store {
             keyspaces: Vec::new(),
             has_options: self.catalog.has_options(),
             logs: Default::default(),
+            changes: None, // a pinned state has no retained segments
         }
     }
 }

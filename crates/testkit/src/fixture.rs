@@ -16,7 +16,7 @@ use std::time::Duration;
 use sheaf::{Builder, Database, Keyspace, KeyspaceOptions, PersistenceMode, Result};
 use sheaf_engine::contract::EngineFactory;
 use sheaf_flat::pmem::PmDisk;
-use sheaf_platform::clock::{Clock, ManualClock, SystemClock};
+use sheaf_platform::clock::{Clock, ManualClock, SystemClock, UnixMillis};
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_platform::disk::{Disk, MIN_OPEN_FILES, OpenMode};
 use sheaf_platform::sync::epoch;
@@ -43,6 +43,11 @@ pub struct TestSubject {
     pub other_engine: &'static str,
     /// Whether files on the real disk are mapped as the substitute of persistent memory.
     pub is_persistent: bool,
+    /// Space limit of the database, if it is set.
+    pub space_limit: Option<f64>,
+    /// Whether the databases of the crash harness retain all changes. Its checks then also require
+    /// that the change feed leads to the state of the database.
+    pub retains_changes: bool,
     /// Factories of engines that the facade does not register itself.
     pub factories: Vec<Arc<dyn EngineFactory>>,
 }
@@ -58,6 +63,8 @@ impl TestSubject {
             ordered: false,
             other_engine: reference_engine::NAME,
             is_persistent: false,
+            space_limit: None,
+            retains_changes: false,
             factories: vec![Arc::new(ReferenceEngineFactory::default())],
         }
     }
@@ -66,6 +73,12 @@ impl TestSubject {
     #[must_use]
     pub fn flat_persistent() -> TestSubject {
         TestSubject { name: "flat-persistent", is_persistent: true, ..TestSubject::flat() }
+    }
+
+    /// Returns the subject with databases that retain all changes.
+    #[must_use]
+    pub fn with_changes(self) -> TestSubject {
+        TestSubject { retains_changes: true, ..self }
     }
 
     /// FlexDB.
@@ -145,6 +158,12 @@ impl TestSubject {
         }
     }
 
+    /// FlexDB under a bound of disk space.
+    #[must_use]
+    pub fn flex_bounded() -> TestSubject {
+        TestSubject { name: "flex-bounded", space_limit: Some(1.6), ..TestSubject::flex_wide() }
+    }
+
     /// DeLSM with fewer and larger levels, and three frozen memtables.
     #[must_use]
     pub fn delsm_steep() -> TestSubject {
@@ -160,8 +179,16 @@ impl TestSubject {
             TestSubject::cedrus_narrow(),
             TestSubject::cedrus_wide(),
             TestSubject::flex_wide(),
+            TestSubject::flex_bounded(),
             TestSubject::delsm_steep(),
         ]
+    }
+
+    /// Adds the factories and the space limit to a builder.
+    #[must_use]
+    pub fn configure(&self, builder: Builder) -> Builder {
+        let builder = self.factories.iter().cloned().fold(builder, Builder::engine);
+        self.space_limit.into_iter().fold(builder, Builder::space_limit)
     }
 
     /// Returns the options for a keyspace of `engine`, with the chosen options if it is the engine
@@ -401,6 +428,19 @@ impl Fixture {
         }
     }
 
+    /// Sets the time that decides whether pairs have expired, if the setting has a manual clock.
+    pub fn set_unix_millis(&self, time: UnixMillis) {
+        if let Some(clock) = &self.manual_clock {
+            clock.set_unix_millis(time);
+        }
+    }
+
+    /// Returns that time. Zero, if the setting has the clock of the machine.
+    #[must_use]
+    pub fn unix_millis(&self) -> UnixMillis {
+        self.manual_clock.as_ref().map_or(UnixMillis(0), |clock| clock.unix_millis())
+    }
+
     /// Returns a builder on a new [`CrashableDisk`], which [`Fixture::kill`] cuts off.
     pub fn builder(&self) -> Builder {
         let life = CrashableDisk::new(Arc::clone(&self.disk));
@@ -410,8 +450,7 @@ impl Fixture {
 
     /// Returns a builder on another disk.
     pub fn builder_on(&self, disk: Arc<dyn Disk>) -> Builder {
-        let factories = self.subject.factories.iter().cloned();
-        factories.fold(self.builtin_engines_builder_on(disk), Builder::engine)
+        self.subject.configure(self.builtin_engines_builder_on(disk))
     }
 
     /// Like [`Fixture::builder_on`], but registers only the engines that the facade registers

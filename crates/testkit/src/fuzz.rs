@@ -352,7 +352,7 @@ macro_rules! fuzz_suite {
         mod $module {
             #[test]
             fn arbitrary_bytes_cause_errors_only() {
-                $crate::fuzz::run(&$subject, 1, $crate::totals::Budget::cases(20_000)).must_hold(20_000);
+                $crate::fuzz::run(&$subject, 1, $crate::totals::Budget::cases(8_000)).must_hold(8_000);
             }
         }
     };

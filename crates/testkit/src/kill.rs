@@ -436,7 +436,7 @@ impl KillWorker<'_> {
 }
 
 fn builder(subject: &TestSubject, is_tiny: bool) -> Builder {
-    subject.factories.iter().cloned().fold(Database::builder(), Builder::engine).tiny(is_tiny)
+    subject.configure(Database::builder()).tiny(is_tiny)
 }
 
 /// Returns the engines of the written keyspaces: those of a crash workload, without duplicates.

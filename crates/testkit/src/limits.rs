@@ -109,7 +109,7 @@ fn fill_except(dir: &Path, mib: u64) -> Result<(), String> {
 
 /// Opens the database at `path`.
 pub fn open(path: &Path, subject: &TestSubject) -> (Database, Keyspace) {
-    let builder = subject.factories.iter().cloned().fold(Database::builder(), sheaf::Builder::engine);
+    let builder = subject.configure(Database::builder());
     // A checkpoint frees the journal. In normal geometry it is due after more bytes than fit here.
     let tiny = subject.engine == "ledger";
     let db = builder.inline(true).tiny(tiny).open(path).unwrap();

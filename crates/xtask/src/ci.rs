@@ -16,11 +16,40 @@ fn step(mut command: Command) -> Result<(), String> {
     shell::step(command)
 }
 
-/// Builds tests with less optimization. No other step uses these builds, and the tests run for less
-/// time than an optimized build takes.
+/// Builds tests with less optimization: they run for less time than an optimized build takes.
 fn with_opt_level(mut command: Command, level: &str) -> Command {
-    command.env("CARGO_PROFILE_TEST_OPT_LEVEL", level).env("CARGO_PROFILE_TEST_DEBUG", "0");
+    command.env("CARGO_PROFILE_TEST_OPT_LEVEL", level);
     command
+}
+
+/// Optional features of the library.
+const OPTIONAL: &str = "sheaf-db/tracing,sheaf-db/metrics,sheaf-db/tokio";
+
+/// Checks all crates but the benchmark with all features in one build. The cross checks lint the
+/// library without optional features.
+fn clippy() -> Command {
+    let features = format!("sheaf-testkit/campaign,{OPTIONAL}");
+    let crates = ["--workspace", "--exclude", "sheaf-bench", "--all-targets", "--features", &features];
+    cargo(&[&["clippy", "--locked"], &crates[..], &["--", "-D", "warnings"]].concat())
+}
+
+/// Tests that are not part of the README's test command: those of optional features, of the
+/// benchmark without its C libraries, of the example service and of the C interface. They are built
+/// together, and their optimization would take longer than their run.
+fn optional_tests() -> Command {
+    let packages = ["sheaf-db", "sheaf-bench", "sheaf-example-axum", "sheaf-ffi"]
+        .map(|package| ["-p", package])
+        .concat();
+    let tests =
+        ["operators", "asynchronous", "thousand_tasks", "header"].map(|test| ["--test", test]).concat();
+    let words = [
+        &["test", "--locked"][..],
+        &packages[..],
+        &["--no-default-features", "--features", OPTIONAL],
+        &["--lib", "--bins", "--example", "kreon_levels"],
+        &tests[..],
+    ];
+    with_opt_level(cargo(&words.concat()), "0")
 }
 
 /// Runs all steps; stops at the first failure.
@@ -31,39 +60,29 @@ pub(crate) fn run() -> Result<(), String> {
     prose::prose(&[])?;
     println!("\n== invariants");
     invariants::invariants(&[])?;
-    let all = ["--all-targets", "--features", "sheaf-testkit/campaign"];
-    step(cargo(&[&["clippy", "--locked"], &all[..], &["--", "-D", "warnings"]].concat()))?;
+    step(clippy())?;
     cross::cross_in_ci()?;
     let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf-db/metrics,sheaf-db/tokio"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
-    // Optional features and the benchmark, without a C compiler and C libraries. They are built
-    // together, because they have the same dependencies.
-    let optional = ["-p", "sheaf-db", "--features", "sheaf-db/tracing,sheaf-db/metrics,sheaf-db/tokio"];
-    step(cargo(
-        &[&["clippy", "--locked"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
-    ))?;
-    let bench = ["-p", "sheaf-bench", "--no-default-features", "--lib", "--bins", "--test", "operators"];
-    let bench = [&bench[..], &["--example", "kreon_levels"]].concat();
-    step(with_opt_level(cargo(&[&["test", "--locked"], &optional[..], &bench[..]].concat()), "0"))?;
-    let service = ["-p", "sheaf-example-axum"]; // no default member
-    step(cargo(
-        &[&["clippy", "--locked"], &service[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
-    ))?;
-    step(with_opt_level(cargo(&[&["test", "--locked"], &service[..]].concat()), "0"))?;
-    // The C libraries are no default members. Their tests in C need a compiler; that of LevelDB is
-    // fetched, and therefore not part of CI.
-    let libraries = ["-p", "sheaf-ffi", "-p", "sheaf-ffi-leveldb", "--all-targets", "--", "-D", "warnings"];
-    step(cargo(&[&["clippy", "--locked"], &libraries[..]].concat()))?;
-    step(cargo(&["test", "--locked", "-p", "sheaf-ffi", "--lib"]))?;
-    bindings::bindings(&["--profile", "test", "--skip-leveldb"].map(str::to_owned))?;
+    step(optional_tests())?;
+    // The tests in C need a compiler. The test of LevelDB is fetched, and therefore not part of CI.
+    bindings::bindings(&["--profile", "test", "--skip-leveldb", "--skip-header"].map(str::to_owned))?;
     for tests in interleavings(&[]) {
-        step(with_opt_level(tests, "1"))?;
+        let mut tests = with_opt_level(tests, "1");
+        tests.env("CARGO_PROFILE_TEST_DEBUG", "0");
+        step(tests)?;
     }
-    // The first command of the README.
-    step(cargo(&["run", "--locked", "--release", "--", "demo"]))?;
-    step(cargo(&["build", "--locked", "--release", "-p", "sheaf-field"]))?;
+    // The first command of the README. Optimization across crates would take longer than it gains.
+    for words in [
+        &["run", "--locked", "--release", "--", "demo"],
+        &["build", "--locked", "--release", "-p", "sheaf-field"][..],
+    ] {
+        let mut command = cargo(words);
+        command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        step(command)?;
+    }
     step(field::suite(&["--form".to_owned(), "short".to_owned()]))?;
     println!("\n== all well after {} s", began.elapsed().as_secs());
     Ok(())

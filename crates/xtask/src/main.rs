@@ -29,7 +29,7 @@ cargo xtask ci                                  all checks of CI
 cargo xtask field [--form short|full|long] [--only A,B] [--engine A,B] [--list]
     loads of real programs on the real disk, with the required value of each figure: short takes 3 minutes at most,
     full has the sizes of the required values (about an hour, 12 GB), long is ten times as long
-cargo xtask bindings [--profile NAME] [--skip-leveldb | --update | --gets | --install PREFIX]
+cargo xtask bindings [--profile NAME] [--skip-leveldb] [--skip-header] [--update | --gets | --install PREFIX]
     libsheaf and libleveldb_sheaf: builds them, and runs their C tests plain, with sanitizers and under valgrind (takes
     a C compiler); --update writes sheaf.h, --gets compares gets in C and Rust, --install copies library and header
 cargo xtask cross [--install] [TARGET ...]      clippy of the library and the command for other systems and processors;

@@ -59,6 +59,7 @@ from ._reports import (
 )
 from ._sheaf import MAX_BATCH, MAX_KEY, MAX_VALUE, CommitTicket, __version__
 from ._streams import ValueReader, ValueWriter
+from ._transaction import Transaction
 
 __all__ = [
     "MAX_BATCH",
@@ -110,6 +111,7 @@ __all__ = [
     "StallStats",
     "TooLargeError",
     "TooManyFilesError",
+    "Transaction",
     "UnsupportedError",
     "UnsupportedVersionError",
     "ValueReader",

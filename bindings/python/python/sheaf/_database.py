@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from . import _reports, _sheaf
 from ._batch import Batch
 from ._keyspace import Durability, Keyspace, SnapshotKeyspace
 from ._sheaf import RawDatabase, RawSnapshot
+from ._transaction import Transaction, transact
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 StrPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress = Callable[[str, int, int], object]
+_Result = TypeVar("_Result")
 
 
 class Snapshot(RawSnapshot):
@@ -141,6 +143,27 @@ class Database:
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """Return an empty batch."""
         return Batch(self._raw, False, durability)
+
+    def transaction(self, *, durability: Durability | None = None) -> Transaction:
+        """Begin a transaction: its reads show the newest state, and its own changes.
+
+        The commit raises ``ConflictError`` if another commit changed a key or range that was read.
+        """
+        return Transaction(self._raw, durability)
+
+    def transact(
+        self,
+        body: Callable[[Transaction], _Result],
+        *,
+        attempts: int = 1000,
+        durability: Durability | None = None,
+    ) -> _Result:
+        """Call ``body`` with a transaction, commit, and return its result.
+
+        After a conflict ``body`` is called again with a new transaction, up to ``attempts`` times in
+        all, so it must have no other side effects. An exception of ``body`` rolls back.
+        """
+        return transact(lambda: self.transaction(durability=durability), body, attempts)
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the newest state of all keyspaces."""

@@ -147,7 +147,11 @@ class UnsupportedError(Error):
 
 
 class ConflictError(Error):
-    """An expectation of a batch on ``key`` of ``keyspace`` does not hold. Nothing was written."""
+    """An expectation of a batch does not hold, or a read of a transaction is outdated.
+
+    ``keyspace`` names the keyspace, and ``key`` the key, or ``None`` for a range. Nothing was
+    written.
+    """
 
     keyspace: str
     key: bytes | None

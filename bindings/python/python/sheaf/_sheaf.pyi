@@ -107,6 +107,48 @@ class RawBatch:
     def commit(self) -> None:
         """Make all changes as one commit, and wait for its durability."""
 
+class RawTransaction:
+    def __new__(cls, database: RawDatabase, durability: _Durability | None = None) -> Self: ...
+    @property
+    def seq(self) -> int:
+        """Number of the newest commit that the reads show."""
+    @property
+    def is_open(self) -> bool:
+        """True until the commit or the rollback."""
+    def get(self, keyspace: RawKeyspace, key: Buffer) -> bytes | None:
+        """Return the value of a key, or ``None``. The commit checks that the key is unchanged."""
+    def get_for_update(self, keyspace: RawKeyspace, key: Buffer) -> bytes | None:
+        """Return a value like ``get``. The commit checks all reads even if nothing is changed."""
+    def untracked_get(self, keyspace: RawKeyspace, key: Buffer) -> bytes | None:
+        """Return a value like ``get``, but the commit does not check the key."""
+    def insert(self, keyspace: RawKeyspace, key: Buffer, value: Buffer) -> None:
+        """Set a key to a value."""
+    def remove(self, keyspace: RawKeyspace, key: Buffer) -> None:
+        """Remove a key. A missing key is no error."""
+    def scan(
+        self,
+        keyspace: RawKeyspace,
+        start: Buffer | None,
+        stop: Buffer | None,
+        prefix: Buffer | None,
+        reverse: bool,
+    ) -> Iterator[tuple[bytes, bytes]]: ...
+    def savepoint(self) -> int:
+        """Return the number of a savepoint."""
+    def roll_back_to(self, savepoint: int) -> None:
+        """Undo all changes after a savepoint, which stays valid. Later ones do not."""
+    def roll_back(self) -> None:
+        """Drop all changes and end the transaction."""
+    def submit(self) -> CommitTicket:
+        """Commit, and return the ticket without waiting for durability.
+
+        Raises ``ConflictError``, and writes nothing, if another commit changed a key or range that
+        was read. The transaction has ended then, too.
+        """
+    def commit(self) -> None:
+        """Commit like ``submit``, and wait for the durability."""
+    def __reduce__(self) -> NoReturn: ...
+
 class RawKeyspace:
     def __new__(
         cls,

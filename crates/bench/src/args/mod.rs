@@ -650,9 +650,9 @@ pub(crate) struct RunArgs {
     /// Time each operation and print percentiles
     #[arg(long)]
     pub(crate) latencies: bool,
-    /// Space limit of Sheaf: disk divided by live data
-    #[arg(long, value_parser = factor, default_value = "1.6")]
-    pub(crate) space_limit: f64,
+    /// Space limit of Sheaf: disk divided by live data [default: none set]
+    #[arg(long, value_parser = factor)]
+    pub(crate) space_limit: Option<f64>,
     /// MiB of cache or memory budget
     #[arg(long, value_parser = mebibytes, default_value_t = MEMORY >> 20)]
     pub(crate) memory: u64,

@@ -66,7 +66,7 @@ fn open(options: &RunArgs, dir: &Path) -> Result<Box<dyn BenchStore>> {
     std::fs::create_dir_all(dir)?;
     let setting = StoreSetting {
         durable: options.workload.durable,
-        space_limit: options.workload.space_limit.unwrap_or(options.space_limit),
+        space_limit: options.workload.space_limit.or(options.space_limit),
         memory: options.memory,
     };
     options.subject.open(dir, setting)

@@ -191,7 +191,7 @@ fn churn(bench: &mut FiguresRun<'_>) -> Result<()> {
     let store = bench
         .options
         .engine
-        .open(&dir, StoreSetting { space_limit: CHURN_LIMIT, ..StoreSetting::BUFFERED })?;
+        .open(&dir, StoreSetting { space_limit: Some(CHURN_LIMIT), ..StoreSetting::BUFFERED })?;
     let pairs = bench.options.pairs;
     let inserts = workloads::fill(&*store, pairs, Some(SYNC_INTERVAL))?.rate();
     let (mut keys, mut values, mut most) = (KeyMaker::new(KeyLayout::UDB), ValueGenerator::new(), 0.0f64);

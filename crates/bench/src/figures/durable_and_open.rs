@@ -133,7 +133,8 @@ pub(super) fn device_bytes(bench: &mut FiguresRun<'_>) -> Result<()> {
         (1.8, promises::DEVICE_BYTES_HIGH_SPACE, promises::DISK_HIGH_SPACE),
     ] {
         let dir = bench.run_dir.fresh("space")?;
-        let store = BenchSubject::FLAT.open(&dir, StoreSetting { space_limit, ..StoreSetting::BUFFERED })?;
+        let store = BenchSubject::FLAT
+            .open(&dir, StoreSetting { space_limit: Some(space_limit), ..StoreSetting::BUFFERED })?;
         let pairs = bench.options.pairs;
         workloads::fill(&*store, pairs, None)?;
         overwrite_log(&*store, pairs, WARM_UPDATES)?;

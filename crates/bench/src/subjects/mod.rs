@@ -148,15 +148,15 @@ pub(crate) struct SheafFigures {
 pub(crate) struct StoreSetting {
     /// Whether a put survives a power cut as soon as it is acknowledged.
     pub(crate) durable: bool,
-    /// Bound of Sheaf on disk space divided by live data.
-    pub(crate) space_limit: f64,
+    /// Bound of Sheaf on disk space divided by live data, if it is set explicitly.
+    pub(crate) space_limit: Option<f64>,
     /// Bytes of cache or memory budget.
     pub(crate) memory: u64,
 }
 
 impl StoreSetting {
     pub(crate) const BUFFERED: StoreSetting =
-        StoreSetting { durable: false, space_limit: 1.6, memory: MEMORY };
+        StoreSetting { durable: false, space_limit: None, memory: MEMORY };
     pub(crate) const DURABLE: StoreSetting = StoreSetting { durable: true, ..StoreSetting::BUFFERED };
 }
 

@@ -18,11 +18,12 @@ pub(super) struct SheafStore {
 impl SheafStore {
     pub(super) fn open(dir: &Path, name: &str, setting: StoreSetting) -> Result<SheafStore> {
         let durability = if setting.durable { Durability::Sync } else { Durability::Buffer };
-        let database = Database::builder()
-            .memory(setting.memory)
-            .space_limit(setting.space_limit)
-            .durability(durability)
-            .open(dir)?;
+        let builder = Database::builder().memory(setting.memory).durability(durability);
+        let builder = match setting.space_limit {
+            Some(times) => builder.space_limit(times),
+            None => builder,
+        };
+        let database = builder.open(dir)?;
         let keyspace = database.keyspace("bench", variant::keyspace_options(name)?)?;
         Ok(SheafStore { database, keyspace })
     }

@@ -81,7 +81,7 @@ fn a_modified_dump_is_refused() {
     sorted.sort_unstable();
     let sorted = sorted.iter().rev().map(|line| format!("{line}\n")).collect::<String>();
     sandbox.feed(&["load", "db", "--sorted", "--replace", "-"], sorted.as_bytes()).exits(4);
-    let unknown = dump.replace("#sheaf-dump 1", "#sheaf-dump 2");
+    let unknown = dump.replace("#sheaf-dump 1", "#sheaf-dump 3");
     sandbox.feed(&["load", "db", "-"], unknown.as_bytes()).exits(4).mentions("this version");
     sandbox.run(&["dump", "db", "--plain"]).succeeds().prints("old\tgood\n");
 }
@@ -162,4 +162,30 @@ fn a_dump_continues_after_damage_and_lists_it() {
     let dump = sandbox.run(&["dump", "db", "--skip-damaged"]).0.stdout;
     sandbox.feed(&["load", "copy", "-"], &dump).succeeds();
     assert_eq!(sandbox.run(&["scan", "copy"]).succeeds().lines().len(), 2);
+}
+
+#[test]
+fn a_dump_keeps_expiry_times() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["put", "db", "--ttl", "1h", "a", "one"]).succeeds();
+    sandbox.run(&["put", "db", "b", "two"]).succeeds();
+    sandbox.feed(&["put", "db", "--ttl", "2h", "c", "-"], &[b'x'; 3_000_000]).succeeds();
+    let dump = sandbox.run(&["dump", "db"]).succeeds().0.stdout;
+    assert!(dump.starts_with(b"#sheaf-dump 2\na\t1"), "{}", String::from_utf8_lossy(&dump[..60]));
+    let time = |db: &str, key: &str| {
+        sandbox.run(&["ttl", db, "--json", key]).succeeds().json()["expires_at_ms"].clone()
+    };
+    for (name, sorted) in [("copy", false), ("sorted", true)] {
+        let load = ["load", name, "--option", "expiry=on", "-"];
+        let sorted: &[&str] = if sorted { &["--sorted"] } else { &[] };
+        sandbox.feed(&[&load[..], sorted].concat(), &dump).succeeds();
+        for key in ["a", "b", "c"] {
+            assert_eq!(time(name, key), time("db", key), "{key}");
+        }
+        assert!(time(name, "a").is_u64() && time(name, "b").is_null());
+        sandbox.run(&["dump", name]).succeeds().prints(&dump);
+    }
+    sandbox.feed(&["load", "plain", "-"], &dump).exits(4).mentions("expiry=1");
+    let plain = sandbox.run(&["dump", "db", "--plain"]).succeeds().stdout();
+    assert!(plain.starts_with("a\tone\nb\ttwo\nc\tx"));
 }

@@ -448,3 +448,31 @@ fn convert_changes_the_engine_of_a_keyspace() {
     sandbox.run(&["convert", "db", "--keyspace", "none", "--to", "flat"]).exits(1);
     sandbox.run(&["verify", "db"]).succeeds();
 }
+
+#[test]
+fn ttl_prints_the_seconds_for_which_a_key_exists() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["put", "db", "-k", "s", "--ttl", "10m", "ada", "token"]).succeeds();
+    sandbox.run(&["put", "db", "-k", "s", "alan", "token"]).succeeds();
+    sandbox.run(&["put", "db", "-k", "s", "--ttl", "1ms", "gone", "token"]).succeeds();
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    let left: f64 =
+        sandbox.run(&["ttl", "db", "-k", "s", "ada"]).succeeds().stdout().trim().parse().expect("seconds");
+    assert!((500.0..=600.0).contains(&left), "{left}");
+    sandbox.run(&["ttl", "db", "-k", "s", "alan"]).succeeds().prints("never\n");
+    sandbox.run(&["ttl", "db", "-k", "s", "gone"]).exits(1).mentions("no key gone");
+    sandbox.run(&["get", "db", "-k", "s", "gone"]).exits(1);
+    sandbox.run(&["put", "db", "plain", "v"]).succeeds();
+    sandbox.run(&["put", "db", "--ttl", "1h", "plain", "w"]).exits(4).mentions("expiry=1");
+    sandbox.run(&["get", "db", "plain"]).succeeds().prints("v");
+    sandbox.run(&["put", "db", "-k", "s", "--ttl", "0s", "k", "v"]).exits(4).mentions("zero");
+    sandbox.run(&["put", "db", "-k", "d", "--option", "ttl=1h", "k", "v"]).succeeds();
+    let left = sandbox.run(&["ttl", "db", "-k", "d", "--json", "k"]).succeeds().json();
+    assert!(left["ttl_seconds"].as_f64().is_some_and(|left| left > 3500.0), "{left}");
+    let stats = sandbox.run(&["stats", "db", "--json"]).succeeds().json();
+    assert!(stats["expiry"]["removed_pairs"].is_u64(), "{stats}");
+    sandbox
+        .run(&["keyspaces", "db"])
+        .succeeds()
+        .prints("d\tflex\t1\texpiry=1 ttl-ms=3600000\ndefault\tflex\t1\ns\tflex\t2\texpiry=1\n");
+}

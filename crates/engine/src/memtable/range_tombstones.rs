@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A tombstone hides the versions of lower seqs in its range, in this memtable, in older ones, and
-//! in files (commit.md R19). A piece keeps an older seq only while a view below the newer one
+//! in files (commit.md R20). A piece keeps an older seq only while a view below the newer one
 //! needs it.
 //!
 //! ## Invariants

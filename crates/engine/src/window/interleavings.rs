@@ -210,8 +210,8 @@ fn a_closed_window_gives_each_seq_once() {
 #[test]
 fn the_end_of_a_segment_is_never_that_of_another_segment() {
     const ROLLS: u64 = 2;
-    let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
-    explore(20_000, move || {
+    explore(20_000, || {
+        let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
         let window = Arc::new(CommitWindow::new());
         roll(&window, &segments[0]);
         let rolls: Box<dyn FnOnce() + Send> = {
@@ -250,8 +250,8 @@ fn roll(window: &CommitWindow, segment: &Arc<Segment>) {
 #[test]
 fn a_reservation_is_in_the_segment_of_its_offset() {
     const ROLLS: u64 = 2;
-    let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
-    explore(20_000, move || {
+    explore(20_000, || {
+        let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
         let window = Arc::new(CommitWindow::new());
         roll(&window, &segments[0]);
         let rolls: Box<dyn FnOnce() + Send> = {

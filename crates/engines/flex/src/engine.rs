@@ -13,6 +13,7 @@
 //! then maintenance does no I/O.
 
 mod pressure;
+pub(crate) mod space_account;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{self, Guard};
 use sheaf_platform::sync::{Mutex, Published};
 
+use crate::engine::space_account::SpaceAccount;
 use crate::flush::scan_cost::ScanCost;
 use crate::image::ingest::FlexIngest;
 use crate::index::io_gauge::IoGauge;
@@ -81,6 +83,8 @@ pub(crate) struct FlexEngine {
     pub(crate) swept_bytes: AtomicU64,
     /// Size of the index in the last image in bytes.
     pub(crate) image_bytes: AtomicU64,
+    /// Bytes of the index in all images since the keyspace was opened.
+    pub(crate) image_bytes_written: AtomicU64,
     pub(crate) state: Published<EngineState>,
     /// Whether the frozen memtable, if there is one, is in the space or stays in memory
     /// (`image/mod.rs`).
@@ -95,6 +99,8 @@ pub(crate) struct FlexEngine {
     pub(crate) scan_cost: ScanCost,
     /// Approximate bytes of the space that are not superseded.
     pub(crate) live_bytes: AtomicU64,
+    /// Division of the disk space, if it has a bound.
+    pub(crate) space_account: SpaceAccount,
     /// Disk space that the space requires to continue, and the part of it that is already
     /// allocated.
     disk_reserve: [AtomicU64; 2],
@@ -117,6 +123,8 @@ impl FlexEngine {
         let mut table = IntervalTable::new();
         let path = context.dir_of(id);
         let (tiny, sizes) = (context.tiny, Sizes::with_options(options, context.tiny, context.space_limit));
+        let sizes = if context.space_bound.is_some() { sizes.bounded() } else { sizes };
+        let space_account = SpaceAccount::new(context.space_bound);
         let (slots, warm_up) = (IntervalSlots::new(context.memory.budget()), WarmUp::new());
         let io_gauge = IoGauge::new(Arc::clone(&context.clock));
         let interval_cache =
@@ -135,6 +143,7 @@ impl FlexEngine {
             sweep_due: AtomicBool::new(false),
             swept_bytes: AtomicU64::new(0),
             image_bytes: AtomicU64::new(0),
+            image_bytes_written: AtomicU64::new(0),
             state: Published::new(state),
             frozen_flushed: AtomicBool::new(true),
             frozen_log_bytes: Default::default(),
@@ -142,6 +151,7 @@ impl FlexEngine {
             new_key_percent: AtomicU64::new(0),
             scan_cost: ScanCost::default(),
             live_bytes: AtomicU64::new(0),
+            space_account,
             disk_reserve: Default::default(),
             idle_detector: IdleDetector::default(),
             idle_since_ms: AtomicU64::new(0),
@@ -191,6 +201,11 @@ impl FlexEngine {
         let (needs, has) = table.space.as_ref().map_or((0, 0), FlexSpace::disk_reserve);
         self.disk_reserve[0].store(needs, Ordering::Relaxed);
         self.disk_reserve[1].store(has, Ordering::Relaxed);
+        if let Some(space) = &table.space {
+            let live = self.live_bytes.load(Ordering::Relaxed);
+            let images = 2 * self.image_bytes.load(Ordering::Relaxed);
+            self.space_account.divide(space, live, images, self.sizes.min_waste);
+        }
     }
 
     /// Calls `with` with the version of `key` that a view at `at` shows. In the newest state it
@@ -564,6 +579,8 @@ impl Engine for FlexEngine {
         let stats = table.space.as_ref().map(FlexSpace::stats).unwrap_or_default();
         counters.push(("live bytes of the space", stats.live_bytes));
         counters.push(("bytes moved by GC", stats.moved_bytes));
+        counters.push(("bytes of images", self.image_bytes_written.load(Ordering::Relaxed)));
+        counters.push(("checkpoints of the space", stats.checkpoints));
         counters.push(("intervals warmed", self.interval_cache.warm_up.warmed()));
         counters.push((
             "reads avoided by fingerprints",

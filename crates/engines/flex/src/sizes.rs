@@ -52,6 +52,8 @@ pub(crate) struct Sizes {
     pub(crate) journal_waste_percent: u64,
     /// Allowed superseded versions of an interval, in percent of the live ones.
     pub(crate) max_dead_percent: u64,
+    /// Superseded versions, in percent of the live ones, for which a sweep rewrites an interval.
+    pub(crate) sweep_gain_percent: u64,
 }
 
 /// Limit of disk space to which the two percentages below belong (docs/decisions/0009). Other
@@ -59,6 +61,14 @@ pub(crate) struct Sizes {
 const DEFAULT_LIMIT: f64 = 1.6;
 const JOURNAL_WASTE_PERCENT: f64 = 50.0;
 const MAX_DEAD_PERCENT: f64 = 100.0;
+const SWEEP_GAIN_PERCENT: u64 = 25;
+/// Allowed superseded versions under a bound of disk space, in percent of those without one
+/// (docs/decisions/0034).
+const BOUNDED_DEAD_PERCENT: u64 = 15;
+/// [`SWEEP_GAIN_PERCENT`] under a bound of disk space.
+const BOUNDED_SWEEP_GAIN_PERCENT: u64 = 9;
+/// Divisor of the waste of the journal that is always allowed, under a bound of disk space.
+const BOUNDED_WASTE_DIVISOR: u64 = 8;
 
 impl Sizes {
     pub(crate) fn new(tiny: bool, limit: f64) -> Sizes {
@@ -85,6 +95,7 @@ impl Sizes {
                 min_waste: 8 << 10,
                 journal_waste_percent,
                 max_dead_percent: slack,
+                sweep_gain_percent: SWEEP_GAIN_PERCENT,
             }
         } else {
             Sizes {
@@ -100,6 +111,7 @@ impl Sizes {
                 min_waste: 16 << 20,
                 journal_waste_percent,
                 max_dead_percent: slack,
+                sweep_gain_percent: SWEEP_GAIN_PERCENT,
             }
         }
     }
@@ -115,6 +127,17 @@ impl Sizes {
         let more = |usual: usize, chosen: usize| usual.div_ceil(chosen).max(1) as u64;
         let indexed = usual.index_bytes_per_pair * more(usual.pairs, pairs).max(more(usual.bytes, bytes));
         Sizes { pairs, bytes, index_bytes_per_pair: indexed, ..usual }
+    }
+
+    /// Returns the sizes under a bound of disk space. The share of the journal is then that of
+    /// [`SpaceAccount`](crate::engine::space_account::SpaceAccount).
+    pub(crate) fn bounded(self) -> Sizes {
+        Sizes {
+            min_waste: self.min_waste / BOUNDED_WASTE_DIVISOR,
+            max_dead_percent: (self.max_dead_percent * BOUNDED_DEAD_PERCENT / 100).max(1),
+            sweep_gain_percent: BOUNDED_SWEEP_GAIN_PERCENT,
+            ..self
+        }
     }
 
     /// Returns a percentage of `bytes`.

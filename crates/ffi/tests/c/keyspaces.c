@@ -132,6 +132,85 @@ static void test_batches(sheaf_db *db, sheaf_keyspace *users) {
   OK(sheaf_contains_key(users, sheaf_str("x"), &error));
 }
 
+static void test_transactions(sheaf_db *db, sheaf_keyspace *users) {
+  sheaf_transaction *transaction, *other;
+  sheaf_value *value;
+  sheaf_iter *iter;
+  sheaf_bytes key, content, start = sheaf_str("t");
+  sheaf_ticket *ticket;
+  size_t savepoint, later;
+  OK(sheaf_insert(users, sheaf_str("t1"), sheaf_str("1"), &error));
+
+  /* Reads show the snapshot and the changes of the transaction. */
+  OK(sheaf_db_transaction(db, &transaction, &error));
+  CHECK(sheaf_transaction_seq(transaction) == sheaf_db_seq(db));
+  OK(sheaf_insert(users, sheaf_str("t9"), sheaf_str("9"), &error));
+  OK(sheaf_transaction_get(transaction, users, sheaf_str("t1"), &value, &error));
+  CHECK(take_equal(value, "1"));
+  EXPECT(SHEAF_NOT_FOUND, sheaf_transaction_untracked_get(transaction, users, sheaf_str("t9"), &value, &error));
+  CHECK(value == NULL);
+  OK(sheaf_transaction_savepoint(transaction, &savepoint, &error));
+  OK(sheaf_transaction_insert(transaction, users, sheaf_str("t2"), sheaf_str("2"), &error));
+  OK(sheaf_transaction_savepoint(transaction, &later, &error));
+  OK(sheaf_transaction_remove(transaction, users, sheaf_str("t1"), &error));
+  OK(sheaf_transaction_roll_back_to(transaction, savepoint, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_transaction_roll_back_to(transaction, later, &error));
+  OK(sheaf_transaction_insert(transaction, users, sheaf_str("t3"), sheaf_str("3"), &error));
+  OK(sheaf_transaction_set_durability(transaction, SHEAF_DURABILITY_SYNC, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_transaction_set_durability(transaction, 7, &error));
+  OK(sheaf_transaction_submit(transaction, &ticket, &error));
+  CHECK(sheaf_ticket_seq(ticket) == sheaf_db_seq(db));
+  OK(sheaf_ticket_wait(ticket, &error));
+  sheaf_ticket_free(ticket);
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_transaction_commit(transaction, &error));
+  CHECK(sheaf_transaction_seq(transaction) == 0);
+  sheaf_transaction_free(transaction);
+  EXPECT(SHEAF_NOT_FOUND, sheaf_contains_key(users, sheaf_str("t2"), &error));
+  OK(sheaf_contains_key(users, sheaf_str("t3"), &error));
+
+  /* Another commit to a key that was read is a conflict; one to another key is not. */
+  OK(sheaf_db_transaction(db, &transaction, &error));
+  OK(sheaf_db_transaction(db, &other, &error));
+  OK(sheaf_transaction_get_for_update(transaction, users, sheaf_str("t1"), &value, &error));
+  sheaf_value_free(value);
+  OK(sheaf_transaction_get(other, users, sheaf_str("t3"), &value, &error));
+  sheaf_value_free(value);
+  OK(sheaf_transaction_insert(other, users, sheaf_str("t4"), sheaf_str("4"), &error));
+  OK(sheaf_insert(users, sheaf_str("t1"), sheaf_str("2"), &error));
+  EXPECT(SHEAF_CONFLICT, sheaf_transaction_commit(transaction, &error));
+  OK(sheaf_transaction_commit(other, &error));
+  sheaf_transaction_free(transaction);
+  sheaf_transaction_free(other);
+
+  /* A key in a range that was read is a conflict, too. */
+  OK(sheaf_db_transaction(db, &transaction, &error));
+  OK(sheaf_transaction_prefix(transaction, users, sheaf_str("t"), &iter, &error));
+  OK(sheaf_iter_next_back(iter, &key, &content, &error));
+  CHECK(equal(key, "t9") && equal(content, "9"));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_iter_seek(iter, sheaf_str("t"), &error));
+  sheaf_iter_free(iter);
+  OK(sheaf_transaction_range(transaction, users, &start, NULL, &iter, &error));
+  OK(sheaf_iter_next(iter, &key, &content, &error));
+  CHECK(equal(key, "t1") && equal(content, "2"));
+  OK(sheaf_insert(users, sheaf_str("t0"), sheaf_str("0"), &error));
+  OK(sheaf_transaction_insert(transaction, users, sheaf_str("t5"), sheaf_str("5"), &error));
+  EXPECT(SHEAF_CONFLICT, sheaf_transaction_commit(transaction, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_iter_next(iter, &key, &content, &error));
+  sheaf_iter_free(iter);
+  sheaf_transaction_free(transaction);
+
+  /* A transaction that is freed changes nothing. */
+  OK(sheaf_db_transaction(db, &transaction, &error));
+  OK(sheaf_transaction_insert(transaction, users, sheaf_str("t6"), sheaf_str("6"), &error));
+  sheaf_transaction_free(transaction);
+  EXPECT(SHEAF_NOT_FOUND, sheaf_contains_key(users, sheaf_str("t6"), &error));
+  const char *left[] = {"t0", "t1", "t3", "t4", "t9"};
+  for (size_t at = 0; at < sizeof left / sizeof *left; at++) {
+    OK(sheaf_contains_key(users, sheaf_str(left[at]), &error));
+    OK(sheaf_remove(users, sheaf_str(left[at]), &error));
+  }
+}
+
 static void test_snapshots(sheaf_db *db) {
   sheaf_snapshot *snapshot;
   sheaf_keyspace *shown;
@@ -185,6 +264,29 @@ static void test_owner(const char *path) {
   sheaf_owner_free(owner);
 }
 
+static void test_expiry(sheaf_db *db, sheaf_keyspace *users) {
+  sheaf_keyspace_options *options;
+  sheaf_keyspace *sessions;
+  uint64_t time;
+  OK(sheaf_keyspace_options_create(sheaf_str("flex"), &options, &error));
+  OK(sheaf_keyspace_options_set(options, sheaf_str("expiry"), 1, &error));
+  OK(sheaf_db_keyspace(db, sheaf_str("sessions"), options, &sessions, &error));
+  sheaf_keyspace_options_free(options);
+  OK(sheaf_insert_with_ttl(sessions, sheaf_str("ada"), sheaf_str("token"), 600000, &error));
+  OK(sheaf_expires_at(sessions, sheaf_str("ada"), &time, &error));
+  CHECK(time > 1500000000000);
+  OK(sheaf_insert(sessions, sheaf_str("ada"), sheaf_str("token"), &error));
+  OK(sheaf_expires_at(sessions, sheaf_str("ada"), &time, &error));
+  CHECK(time == 0);
+  EXPECT(SHEAF_NOT_FOUND, sheaf_expires_at(sessions, sheaf_str("alan"), &time, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT,
+         sheaf_insert_with_ttl(sessions, sheaf_str("ada"), sheaf_str("token"), 0, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT,
+         sheaf_insert_with_ttl(users, sheaf_str("ada"), sheaf_str("token"), 1, &error));
+  sheaf_keyspace_free(sessions);
+  OK(sheaf_db_drop_keyspace(db, sheaf_str("sessions"), &error));
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   sheaf_options *options;
@@ -234,8 +336,10 @@ int main(int argc, char **argv) {
   OK(sheaf_db_keyspaces(db, &value, &error));
   CHECK(take_contains(value, "\"engine\":\"flex\""));
 
+  test_expiry(db, users);
   test_single_keys(db, users);
   test_batches(db, users);
+  test_transactions(db, users);
   test_snapshots(db);
   test_owner(argv[1]);
 

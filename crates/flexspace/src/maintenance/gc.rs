@@ -107,12 +107,16 @@ impl SpaceWriter {
         if self.is_limited() {
             return self.is_low_on_space();
         }
+        if let Some(is_due) = self.is_bounded_gc_due() {
+            return is_due;
+        }
         self.has_more_garbage_than(u64::from(g.segments_per_file).min(GARBAGE_SLACK) / 2)
     }
 
     /// Returns true if an idle space has more garbage than is tolerated.
     fn is_idle_gc_due(&self) -> bool {
-        !self.is_limited() && self.has_more_garbage_than(IDLE_SLACK)
+        !self.is_limited()
+            && self.is_bounded_idle_gc_due().unwrap_or_else(|| self.has_more_garbage_than(IDLE_SLACK))
     }
 
     /// Returns a key. While it does not change, an idle pass that found nothing would find nothing
@@ -124,17 +128,21 @@ impl SpaceWriter {
     /// Returns true if garbage exceeds a quarter of the live bytes plus this number of segments.
     fn has_more_garbage_than(&self, segments: u64) -> bool {
         let g = &self.data_files.geometry;
-        // Dead segments wait for a sync or a reader, and collecting more does not free them. The
-        // same applies to pinned segments.
+        let (used, live) = self.used_and_live();
+        used * g.segment > live + live / 4 + segments * g.segment
+    }
+
+    /// Returns the segments in use and the live bytes in them. Dead segments wait for a sync or a
+    /// reader, and collecting more does not free them. The same applies to pinned segments.
+    pub(crate) fn used_and_live(&self) -> (u64, u64) {
         let unused = (self.allocator.free.len() + self.allocator.without_blocks.len()) as u64
             + self.dead_segments()
             + self.pinned.segments;
-        let used = self.allocator.with_file.saturating_sub(unused) * g.segment;
-        let live = self.total_live.saturating_sub(self.pinned.live);
-        used > live + live / 4 + segments * g.segment
+        let used = self.allocator.with_file.saturating_sub(unused);
+        (used, self.total_live.saturating_sub(self.pinned.live))
     }
 
-    fn is_limited(&self) -> bool {
+    pub(crate) fn is_limited(&self) -> bool {
         self.allocator.limit < u64::from(u32::MAX)
     }
 
@@ -147,7 +155,11 @@ impl SpaceWriter {
     /// Returns the number of dead segments for which a release is worth its syncs: `least`, or a
     /// small part of all segments in a space without a limit.
     pub(crate) fn min_release(&self, least: u64) -> u64 {
-        if self.is_limited() { least } else { least.max(self.allocator.with_file / RELEASE_DIVISOR) }
+        if self.is_limited() || self.allocator.bound.is_some() {
+            least
+        } else {
+            least.max(self.allocator.with_file / RELEASE_DIVISOR)
+        }
     }
 
     /// Returns the threshold of writable bytes below which users are throttled. Below twice as
@@ -166,7 +178,11 @@ impl SpaceWriter {
     fn victims(&self, held: Option<u64>, because: GcReason) -> Victims {
         let g = &self.data_files.geometry;
         let is_at_rest = because == GcReason::Idle;
-        let worth = if is_at_rest { g.segment / 4 * 3 } else { g.segment / 16 * 15 };
+        let worth = if is_at_rest && self.allocator.bound.is_none() {
+            g.segment / 4 * 3
+        } else {
+            g.segment / 16 * 15
+        };
         let mut sealed: Vec<(u64, u32)> = (0..)
             .zip(&self.segments)
             .filter(|(_, s)| {

@@ -25,6 +25,7 @@
 
 pub(crate) mod gc;
 pub(crate) mod pinned;
+pub(crate) mod space_bound;
 #[cfg(test)]
 mod tests;
 
@@ -475,6 +476,9 @@ impl SharedSpace {
     /// log: two recovery points, each with a segment that is not full.
     fn log_limit(&self, m: &HeadState) -> u64 {
         let most = self.geometry.checkpoint_log_bytes;
+        if self.is_bounded.load(Ordering::Relaxed) {
+            return self.bounded_log_limit(m.checkpoint_bytes);
+        }
         (m.checkpoint_bytes.saturating_mul(LOG_TIMES)).clamp(most / 4, most).max(m.checkpoint_bytes / 10)
     }
 
@@ -559,7 +563,7 @@ impl SharedSpace {
         };
         held.into_iter().for_each(|segment| data_files.drop_cached(segment));
         let released = if is_due { self.release()? } else { 0 };
-        let has_spare = is_at_rest && self.punch_free_segments();
+        let has_spare = (is_at_rest || self.is_over_bound()) && self.punch_free_segments();
         Ok(is_short || is_unsynced || released > 0 || has_spare)
     }
 

@@ -25,6 +25,7 @@ use sheaf_platform::memory::Memory;
 
 use crate::extent::SegmentSeed;
 use crate::format::IndexRecord;
+use crate::maintenance::space_bound::BOUNDED_FREE_SEGMENTS;
 use crate::segments::buffer::{BufferWriter, SegmentBuffer};
 use crate::segments::data_file::{DataFile, DataFiles};
 use crate::write::writer::{SegmentMeta, SegmentState, SpaceWriter, WriteClass};
@@ -83,6 +84,8 @@ pub(crate) struct SegmentAllocator {
     /// Maximum number of segments, and the number of segments that have a file.
     pub(crate) limit: u64,
     pub(crate) with_file: u64,
+    /// Bound of the segments with blocks that the owner has set (`maintenance/space_bound.rs`).
+    pub(crate) bound: Option<u64>,
     pub(crate) open_segments: [Option<OpenSegment>; 2],
     /// Segments that garbage collection has filled in the current step.
     pub(crate) gc_filled: Vec<u32>,
@@ -108,6 +111,7 @@ impl SegmentAllocator {
             without_blocks: BTreeSet::new(),
             limit,
             with_file: 0,
+            bound: None,
             open_segments: [None, None],
             gc_filled: Vec::new(),
             gc_borrowed: 0,
@@ -282,6 +286,9 @@ impl SpaceWriter {
     /// Returns the number of free segments with blocks to keep ready. It is a part of the segments
     /// in use, at most `most`, plus those of garbage collection.
     pub(crate) fn target_free_segments(&self, most: u64) -> u64 {
+        if self.allocator.bound.is_some() {
+            return BOUNDED_FREE_SEGMENTS;
+        }
         let used = self.allocator.with_file
             - (self.allocator.free.len() + self.allocator.without_blocks.len()) as u64;
         (used / 4).min(most) + GC_FREE_SEGMENTS as u64

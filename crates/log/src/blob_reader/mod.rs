@@ -92,6 +92,8 @@ pub struct OpenBlob {
     /// Offset of the value in the file.
     base: u64,
     is_whole_file: bool,
+    /// Bytes of a header in front of the value that users see. It belongs to the blob.
+    header_len: u32,
     /// Keeps the slot from being reused.
     pin: Option<Arc<SlotPin>>,
     /// Cache that gets the bytes that are read.
@@ -107,7 +109,7 @@ impl OpenBlob {
     /// checked.
     #[must_use]
     pub fn new(file: Arc<dyn File>, path: PathBuf, blob: BlobRef) -> OpenBlob {
-        OpenBlob { file, path, blob, base: 0, is_whole_file: true, pin: None, cache: None }
+        OpenBlob { file, path, blob, base: 0, is_whole_file: true, header_len: 0, pin: None, cache: None }
     }
 
     /// Creates the open value `blob` at offset `base` of `file`, which was opened at `path`. The
@@ -128,23 +130,55 @@ impl OpenBlob {
         OpenBlob { cache: Some(cache), ..self }
     }
 
+    /// Returns the value without its first `len` bytes, which are a header. The checksums still
+    /// cover the header.
+    #[must_use]
+    pub fn without_header(self, len: u32) -> OpenBlob {
+        OpenBlob { header_len: len.min(self.blob.len), ..self }
+    }
+
+    /// Reads the first bytes of the blob, the header included. They are not checked.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the blob or its file is shorter, and [`Error::Io`] if the read
+    /// fails. Returns [`Error::Closed`] if the value is in a slot and the database was closed.
+    pub fn read_unchecked_start(&self, bytes: &mut [u8]) -> Result<()> {
+        let (got, expected) = (self.blob_len(), bytes.len() as u64);
+        if got < expected {
+            return Err(Error::corrupt(&self.path, self.base, "blob", Damage::Truncated { got, expected }));
+        }
+        self.fill(0, bytes)
+    }
+
+    /// Returns the path at which the blob was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the path at which the file was opened, or `None` if the value has no file of its
     /// own.
     #[must_use]
     pub fn own_path(&self) -> Option<&Path> {
-        self.is_whole_file.then_some(&self.path)
+        (self.is_whole_file && self.header_len == 0).then_some(&self.path)
+    }
+
+    /// Returns the bytes of the blob, the header included.
+    fn blob_len(&self) -> u64 {
+        u64::from(self.blob.len)
     }
 
     /// Returns the bytes of the value.
     #[must_use]
     pub fn len(&self) -> u64 {
-        u64::from(self.blob.len)
+        self.blob_len() - u64::from(self.header_len)
     }
 
     /// Returns true if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blob.len == 0
+        self.len() == 0
     }
 
     /// Reads and checks the whole value, and calls `with` with it. Bytes behind the value, which a
@@ -168,7 +202,7 @@ impl OpenBlob {
             if let Some(cache) = &self.cache {
                 cache.insert_after_read(self.blob.id, &scratch[..len]);
             }
-            Ok(with(&scratch[..len]))
+            Ok(with(&scratch[self.header_len as usize..len]))
         });
         if scratch.len() <= MAX_SCRATCH {
             SCRATCH.with(|kept| kept.replace(scratch));
@@ -185,8 +219,8 @@ impl OpenBlob {
         self.for_each_stride(|_, _| Ok(()))
     }
 
-    /// Calls `each` with every stride of the value and its offset. The bytes are not checked before
-    /// the end.
+    /// Calls `each` with every stride of the blob and its offset, the header included. The bytes
+    /// are not checked before the end.
     ///
     /// # Errors
     ///
@@ -194,8 +228,8 @@ impl OpenBlob {
     pub fn for_each_stride(&self, mut each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<Vec<u32>> {
         let mut buffer = vec![0; READ_STRIDE.min(self.blob.len as usize)];
         let (mut sums, mut whole, mut at) = (Vec::new(), crc32c::crc32c(&[]), 0);
-        while at < self.len() {
-            let len = usize::try_from(self.len() - at).unwrap_or(READ_STRIDE).min(READ_STRIDE);
+        while at < self.blob_len() {
+            let len = usize::try_from(self.blob_len() - at).unwrap_or(READ_STRIDE).min(READ_STRIDE);
             self.fill(at, &mut buffer[..len])?;
             for piece in buffer[..len].chunks(CHECKSUM_BLOCK) {
                 let sum = crc32c::crc32c(piece);
@@ -217,7 +251,7 @@ impl OpenBlob {
         match filled {
             None => Ok(()),
             Some(got) => {
-                let expected = self.base + self.len();
+                let expected = self.base + self.blob_len();
                 Err(Error::corrupt(&self.path, got, "blob", Damage::Truncated { got, expected }))
             }
         }
@@ -302,11 +336,12 @@ impl BlobReader {
         if offset >= self.len() || bytes.is_empty() {
             return Ok(0);
         }
+        let offset = offset + u64::from(self.file.header_len);
         let (piece, within) = (offset / CHECKSUM_BLOCK as u64, offset % CHECKSUM_BLOCK as u64);
         let start = piece * CHECKSUM_BLOCK as u64;
         let piece = usize::try_from(piece).unwrap_or(usize::MAX);
         let within = usize::try_from(within).unwrap_or(0);
-        let len = usize::try_from(self.len() - start).unwrap_or(CHECKSUM_BLOCK).min(CHECKSUM_BLOCK);
+        let len = usize::try_from(self.file.blob_len() - start).unwrap_or(CHECKSUM_BLOCK).min(CHECKSUM_BLOCK);
         if within == 0 && bytes.len() >= len && self.buffered != Some(piece) {
             self.file.fill(start, &mut bytes[..len])?;
             self.check(piece, start, &bytes[..len])?;

@@ -37,7 +37,7 @@ pub fn engines() -> Vec<&'static str> {
 /// ```
 #[must_use]
 pub fn disk_formats() -> std::ops::RangeInclusive<u32> {
-    sheaf_log::root::FORMAT..=sheaf_log::root::FORMAT_WITH_OPTIONS
+    sheaf_log::root::FORMAT..=sheaf_log::root::FORMAT_WITH_CHANGES
 }
 
 /// Returns the creation options of the engine `engine`, with their ranges and defaults. Returns an
@@ -55,6 +55,16 @@ pub fn engine_options(engine: &str) -> &'static [OptionSpec] {
     built_in.iter().find(|factory| factory.name() == engine).map_or(&[], |factory| factory.options())
 }
 
+/// Returns the options that a keyspace of any engine can have.
+///
+/// ```
+/// assert!(sheaf::keyspace_options().iter().any(|option| option.name == "expiry"));
+/// ```
+#[must_use]
+pub fn keyspace_options() -> &'static [OptionSpec] {
+    sheaf_store::KEYSPACE_OPTIONS
+}
+
 /// Options for opening a database. [`Database::builder`] returns the defaults.
 ///
 /// ```
@@ -66,7 +76,7 @@ pub fn engine_options(engine: &str) -> &'static [OptionSpec] {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Builder {
-    pub(super) options: StoreOptions,
+    pub(crate) options: StoreOptions,
     pub(super) disk: Arc<dyn Disk>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) engines: Vec<Arc<dyn EngineFactory>>,
@@ -408,9 +418,10 @@ impl Builder {
 
     /// Sets the limit on the disk space of the store log, as a multiple of its live entries: from
     /// 1.1 to 10, default 1.6. Above it, garbage collection reclaims space. A smaller limit costs
-    /// more device writes; the README of the engine `flat` has figures. For `flex` the value does
-    /// not limit disk space: it controls the amount of superseded data in its journal and
-    /// intervals.
+    /// more device writes; the READMEs of the engines `flat` and `flex` have figures. A keyspace of
+    /// `flex` has no limit by default; a value set here also bounds its space and its part of the
+    /// journal. If live data cannot fit under the limit, the limit is exceeded and no write waits
+    /// for it forever.
     ///
     /// Opening returns [`Error::InvalidArgument`] for a value outside the range.
     ///
@@ -424,6 +435,7 @@ impl Builder {
     #[must_use]
     pub fn space_limit(mut self, times: f64) -> Builder {
         self.options.max_space_amplification = times;
+        self.options.bounds_engine_files = true;
         self
     }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use sheaf_store::KeyspaceInfo;
 
-pub use self::builder::{Builder, DEFAULT_ENGINE, disk_formats, engine_options, engines};
+pub use self::builder::{Builder, DEFAULT_ENGINE, disk_formats, engine_options, engines, keyspace_options};
 pub use self::open::OpenOutcome;
 #[cfg(doc)]
 use crate::Error;

@@ -1,7 +1,7 @@
 //! # Keyspace: handle of one map from bytes to bytes
 //!
 //! The methods are grouped by role, each group in a file: `read`, `range`, `write`, `update`
-//! (compare and swap), `conditional` (insert if absent, take the first or last pair), and
+//! (compare and swap), `conditional` (insert if absent, take the first or last pair), `expiry`, and
 //! `maintenance` (statistics and compaction). This file has the handle and the properties of the
 //! keyspace.
 //!
@@ -9,6 +9,7 @@
 //! The handle moves to the successor at the next call.
 
 mod conditional;
+mod expiry;
 mod maintenance;
 mod options;
 mod range;
@@ -20,7 +21,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use sheaf_engine::contract::Engine;
 use sheaf_log::options::EngineOptions;
 use sheaf_platform::sync::ShardedArc;
 use sheaf_store::KeyspaceState;
@@ -171,13 +171,13 @@ impl Keyspace {
         }
     }
 
-    /// Returns the result of `query` for the present engine. Repeats it if the keyspace was
+    /// Returns the result of `query` for the present state. Repeats it if the keyspace was
     /// replaced.
-    fn query_engine<T>(&self, query: impl Fn(&dyn Engine) -> Result<T>) -> Result<T> {
+    fn query<T>(&self, query: impl Fn(&KeyspaceState) -> Result<T>) -> Result<T> {
         loop {
             let state = self.state()?;
             self.store().check_open()?;
-            let answer = state.engine().and_then(|engine| query(&**engine));
+            let answer = query(&state);
             if !state.is_dropped() {
                 return answer;
             }

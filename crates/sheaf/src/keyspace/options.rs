@@ -1,7 +1,9 @@
 //! # Options of a keyspace: its engine, and options of the engine
 
+use std::time::Duration;
+
 use sheaf_log::options::EngineOptions;
-use sheaf_store::EngineChoice;
+use sheaf_store::{EXPIRY_OPTION, EngineChoice, TTL_OPTION};
 
 #[cfg(doc)]
 use crate::Error;
@@ -71,6 +73,43 @@ impl KeyspaceOptions {
     pub fn option(mut self, name: &str, value: u64) -> KeyspaceOptions {
         self.options.set(name, value);
         self
+    }
+
+    /// Lets pairs of the keyspace have an expiry time
+    /// ([`Keyspace::insert_with_ttl`](crate::Keyspace::insert_with_ttl)). Sets the option `expiry`.
+    /// Each value takes 12 bytes more. Only a dump and a load can change this later.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let sessions = db.keyspace("sessions", sheaf::KeyspaceOptions::default().expiry())?;
+    /// assert_eq!(sessions.options().get("expiry"), Some(1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn expiry(self) -> KeyspaceOptions {
+        self.option(EXPIRY_OPTION, 1)
+    }
+
+    /// Sets the time after which a pair expires that is written without a time to live, rounded up
+    /// to whole milliseconds. Sets the options `expiry` and `ttl-ms`. The largest value is 36,500
+    /// days. [`Database::convert`](crate::Database::convert) changes it later, for new pairs.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// use std::time::Duration;
+    ///
+    /// let options = sheaf::KeyspaceOptions::default().default_ttl(Duration::from_secs(600));
+    /// let sessions = db.keyspace("sessions", options)?;
+    /// sessions.insert("ada", "token")?; // for ten minutes
+    /// assert!(matches!(sessions.expires_at("ada")?, Some(sheaf::Expiry::At(_))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn default_ttl(self, ttl: Duration) -> KeyspaceOptions {
+        let ms = u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        self.expiry().option(TTL_OPTION, ms)
     }
 
     pub(crate) fn selection(&self) -> EngineChoice<'_> {

@@ -104,7 +104,8 @@ impl Keyspace {
             let view = View::new(ScopedStore(Arc::clone(&scope)))?;
             // A clear between the two lines could return a keyspace that is older than the view.
             if scope.keyspace.is_visible_at(view.seq()) {
-                return Iter::from_view(scope, view, bounds, projection);
+                let at = self.store().read_point(view.seq());
+                return Iter::from_view(scope, view, at, bounds, projection);
             }
         }
     }

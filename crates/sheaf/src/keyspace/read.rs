@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use sheaf_engine::contract::{Engine, HashedKey};
 use sheaf_engine::workload::{CallKind, LatencyKind, SampledCall, is_sample_due};
 use sheaf_log::blob_reader::StoredValue;
-use sheaf_log::types::Seq;
-use sheaf_store::{KeyspaceState, Store};
+use sheaf_store::{KeyspaceState, ReadPoint, Store};
 
 use super::Keyspace;
 use crate::workload;
@@ -93,7 +92,7 @@ impl Keyspace {
         self.read_current(|state| {
             // `read` is taken on the first value found, which ends the loop of `read_current`.
             let read = |value: &[u8]| read.take().map(|read| read(value));
-            Ok(get_at(self.store(), state, Seq::LATEST, key, read)?.flatten())
+            Ok(get_at(self.store(), state, ReadPoint::LATEST, key, read)?.flatten())
         })
     }
 
@@ -157,7 +156,8 @@ impl Keyspace {
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         let (sample, key) = (self.store().sample(), key.as_ref());
-        let reader = self.read_current(|state| ValueReader::open(self.store(), state, Seq::LATEST, key))?;
+        let reader =
+            self.read_current(|state| ValueReader::open(self.store(), state, ReadPoint::LATEST, key))?;
         if let Some(sample) = sample {
             let len = reader.as_ref().map(ValueReader::len);
             workload::record_stream_read(self.store(), &self.inner.state.load(), sample, key, len);
@@ -185,7 +185,7 @@ impl Keyspace {
         self.store().check_open()?;
         self.read_current(|state| {
             let mut path = None;
-            state.engine()?.get_stored(Seq::LATEST, key.as_ref(), &mut |stored| {
+            state.get_stored(ReadPoint::LATEST, key.as_ref(), &mut |stored| {
                 if let StoredValue::Blob(file) = stored {
                     path = file.own_path().map(|path| self.store().real_path(path));
                 }
@@ -215,7 +215,7 @@ impl Keyspace {
         self.store().check_open()?;
         let len = self.read_current(|state| {
             let mut len = None;
-            state.engine()?.get_stored(Seq::LATEST, key, &mut |stored| {
+            state.get_stored(ReadPoint::LATEST, key, &mut |stored| {
                 len = Some(match stored {
                     StoredValue::Bytes(bytes) => bytes.len() as u64,
                     StoredValue::Blob(file) => file.len(),
@@ -251,7 +251,7 @@ impl Keyspace {
         let (sample, key) = (self.store().sample(), key.as_ref());
         self.store().check_open()?;
         let found = self.read_current(|state| {
-            let found = state.engine()?.contains(Seq::LATEST, key)?;
+            let found = state.contains(ReadPoint::LATEST, key)?;
             if !found {
                 self.store().wait_missing_visible(state, key)?;
             }
@@ -283,7 +283,7 @@ impl Keyspace {
         let state = self.state()?;
         get_in_groups(&**state.engine()?, keys, |key| {
             let sample = self.store().sample();
-            let value = match get_at(self.store(), &state, Seq::LATEST, key, Value::new) {
+            let value = match get_at(self.store(), &state, ReadPoint::LATEST, key, Value::new) {
                 Ok(Some(value)) => Some(value),
                 _ if state.is_dropped() => self.get(key)?,
                 other => other?,
@@ -302,7 +302,8 @@ impl Keyspace {
     }
 
     /// Returns the number of keys. `flat`, `flat-ordered` and `cedrus` have a counter; `flex`,
-    /// `kreon` and `delsm` count all keys, and may read much of the keyspace from disk.
+    /// `kreon` and `delsm` count all keys, and may read much of the keyspace from disk. Expired
+    /// pairs do not count; those that are not removed yet are looked up one by one.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -317,7 +318,7 @@ impl Keyspace {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn len(&self) -> Result<u64> {
-        self.query_engine(|engine| engine.len())
+        self.query(|state| self.store().count_pairs(state))
     }
 
     /// Returns true if there are no keys. Reads at most one existing key. May skip removed keys
@@ -335,7 +336,7 @@ impl Keyspace {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn is_empty(&self) -> Result<bool> {
-        self.query_engine(|engine| engine.is_empty())
+        self.query(|state| self.store().has_no_pairs(state))
     }
 }
 
@@ -358,23 +359,23 @@ pub(crate) fn get_in_groups<K: AsRef<[u8]>>(
     Ok(values)
 }
 
-/// Reads one key as of commit `at`.
+/// Reads one key at `at`.
 pub(crate) fn get_at<R>(
     store: &Store,
     state: &KeyspaceState,
-    at: Seq,
+    at: ReadPoint,
     key: &[u8],
     read: impl FnOnce(&[u8]) -> R,
 ) -> Result<Option<R>> {
     store.check_open()?;
     let mut read = Some(read);
     let mut result = None;
-    let found = state.engine()?.get(at, key, &mut |value| {
+    let found = state.get(at, key, &mut |value| {
         if let Some(read) = read.take() {
             result = Some(read(value));
         }
     })?;
-    if !found && at == Seq::LATEST {
+    if !found && at.is_latest() {
         store.wait_missing_visible(state, key)?;
     }
     Ok(result)

@@ -6,16 +6,17 @@
 use sheaf_engine::contract::{Action, EngineOp};
 use sheaf_engine::workload::{CallKind, LatencyKind, SampleStart, SampledCall};
 use sheaf_log::types::Seq;
-use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState, Store};
+use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState, ReadPoint, Store};
 
 use super::{Keyspace, get_at};
 use crate::{Durability, Error, Result, Value};
 
 impl Keyspace {
     /// Replaces the value of `key` by the result of `change`, atomically, and returns the new
-    /// value. `None` is a missing key as the argument and removes the key as the result. If the key
-    /// changes in between, `change` is called again; it should therefore have no side effects. No
-    /// lock is held while it runs.
+    /// value. `None` is a missing key as the argument and removes the key as the result. The new
+    /// value gets the default time to live of the keyspace, if there is one. If the key changes in
+    /// between, `change` is called again; it should therefore have no side effects. No lock is held
+    /// while it runs.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -157,7 +158,7 @@ pub(crate) fn read_expected<'k>(
         let mut expect = EngineOp::new(key, Action::Expect);
         engine.prepare(&mut expect)?; // before the read: a later change makes the commit stale
         store.wait_visible(expect.prior)?;
-        let value = get_at(store, state, Seq::LATEST, key, Value::new)?;
+        let value = get_at(store, state, ReadPoint::LATEST, key, Value::new)?;
         // Missing at the first read, present at the second: the expectation would miss a removal.
         if expect.prior != Seq::ZERO || value.is_none() {
             return Ok((expect, value));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sheaf_engine::contract::{Action, Bounds, EngineOp};
 use sheaf_engine::workload::{SampleStart, is_sample_due};
 use sheaf_log::types::Seq;
-use sheaf_store::{CommitOutcome, CommitWrite, Store};
+use sheaf_store::{CommitOutcome, CommitWrite, Expires, Store};
 
 use super::Keyspace;
 use super::range::require_ordered;
@@ -185,14 +185,14 @@ impl Keyspace {
     /// Returns [`Error::TooLarge`] if the key is too long, and the [write
     /// errors](Keyspace#write-errors).
     pub fn writer(&self, key: impl AsRef<[u8]>) -> Result<ValueWriter> {
-        ValueWriter::new(self, key.as_ref())
+        ValueWriter::new(self, key.as_ref(), Expires::Default)
     }
 
     fn write(&self, key: &[u8], action: Action<'_>, policy: WaitPolicy) -> Result<()> {
         if is_sample_due() {
             return self.write_sampled(key, action, policy);
         }
-        let (seq, _) = self.apply(key, action, policy)?;
+        let (seq, _) = self.apply(key, action, Expires::Default, policy)?;
         self.store().acknowledge(seq, self.store().durability())
     }
 
@@ -202,7 +202,7 @@ impl Keyspace {
     #[inline(never)]
     fn write_sampled(&self, key: &[u8], action: Action<'_>, policy: WaitPolicy) -> Result<()> {
         let (sample, durability) = (self.store().begin_sample(), self.store().durability());
-        let (seq, is_new) = self.apply(key, action, policy)?;
+        let (seq, is_new) = self.apply(key, action, Expires::Default, policy)?;
         self.store().acknowledge(seq, durability)?;
         self.record_write(sample, (key, &action, is_new), (durability, AckTime::OnReturn));
         Ok(())
@@ -210,7 +210,7 @@ impl Keyspace {
 
     fn submit(&self, key: &[u8], action: Action<'_>, durability: Durability) -> Result<CommitTicket> {
         let sample = self.store().sample();
-        let (seq, is_new) = self.apply(key, action, WaitPolicy::Block)?;
+        let (seq, is_new) = self.apply(key, action, Expires::Default, WaitPolicy::Block)?;
         if let Some(sample) = sample {
             self.record_write(sample, (key, &action, is_new), (durability, AckTime::OnWait));
         }
@@ -230,10 +230,17 @@ impl Keyspace {
 
     /// Commits one operation. Also returns whether the key did not exist before, if the engine
     /// looks it up.
-    fn apply(&self, key: &[u8], action: Action<'_>, policy: WaitPolicy) -> Result<(Seq, bool)> {
+    pub(super) fn apply(
+        &self,
+        key: &[u8],
+        action: Action<'_>,
+        expires: Expires,
+        policy: WaitPolicy,
+    ) -> Result<(Seq, bool)> {
         loop {
             let state = self.state()?;
-            let mut writes = [CommitWrite::new(&state, EngineOp::new(key, action))];
+            let write = CommitWrite::new(&state, EngineOp::new(key, action));
+            let mut writes = [CommitWrite { expires, ..write }];
             match policy.commit(self.store(), &mut writes) {
                 Ok(CommitOutcome::Committed(seq)) => return Ok((seq, writes[0].op.prior == Seq::ZERO)),
                 Ok(CommitOutcome::Conflict(_)) => {

@@ -89,13 +89,13 @@ impl TransactionIter {
         state.register_ranges()?;
         let shown = state.state(index)?;
         let is_ordered = shown.engine()?.capabilities().ordered;
-        let seq = state.view().seq();
+        let at = state.read_point();
         let scope = ScanScope {
             handle: Arc::clone(state.handle()),
             keyspace: shown,
             _view: Some(Arc::clone(state.view())),
         };
-        let snapshot = Iter::from_snapshot(Arc::new(scope), seq, bounds.clone(), Projection::Pairs)?;
+        let snapshot = Iter::from_snapshot(Arc::new(scope), at, bounds.clone(), Projection::Pairs)?;
         Ok(TransactionIter {
             transaction: Arc::clone(transaction),
             keyspace: index,

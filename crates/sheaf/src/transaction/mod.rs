@@ -9,13 +9,15 @@ mod state;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sheaf_engine::contract::Bounds;
 use sheaf_platform::sync::{Mutex, MutexGuard};
+use sheaf_store::Expires;
 
 pub use self::iter::TransactionIter;
 pub use self::retry::RetryPolicy;
-use self::state::TransactionState;
+use self::state::{NewValue, TransactionState};
 use crate::iter::{KeyRange, prefix_bounds};
 use crate::open_database::OpenDatabase;
 use crate::removed_range::RemovedRange;
@@ -182,7 +184,9 @@ impl Transaction {
     }
 
     /// Returns the value of `key` like [`Transaction::get`], but the commit does not check it. Use
-    /// it for data whose change must not make the transaction fail.
+    /// it for data whose change must not make the transaction fail. The first read of a range moves
+    /// the transaction to a newer snapshot, and fails with [`Error::Conflict`](crate::Error) if a
+    /// key that was read before has changed, also one that was read by this function.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -239,7 +243,39 @@ impl Transaction {
     /// [`Error::InvalidArgument`] if the keyspace belongs to another open database.
     pub fn insert(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let (mut state, index) = self.with_keyspace(keyspace)?;
-        state.change(index, key.as_ref(), Some(Value::new(value.as_ref())))
+        let value = Value::new(value.as_ref());
+        state.change(index, key.as_ref(), Some(NewValue { value, expires: Expires::Default }))
+    }
+
+    /// Sets `key` to `value` for the time `ttl`, which begins with the commit. The commit checks
+    /// `ttl` as [`Keyspace::insert_with_ttl`] does.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// use std::time::Duration;
+    ///
+    /// let sessions = db.keyspace("sessions", sheaf::KeyspaceOptions::default().expiry())?;
+    /// let tx = db.transaction()?;
+    /// tx.insert_with_ttl(&sessions, "ada", "token", Duration::from_secs(600))?;
+    /// tx.commit()?;
+    /// assert!(sessions.contains_key("ada")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Transaction::insert`].
+    pub fn insert_with_ttl(
+        &self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        ttl: Duration,
+    ) -> Result<()> {
+        let (mut state, index) = self.with_keyspace(keyspace)?;
+        let value = Value::new(value.as_ref());
+        state.change(index, key.as_ref(), Some(NewValue { value, expires: Expires::After(ttl) }))
     }
 
     /// Removes `key`. A missing key is no error.

@@ -8,8 +8,8 @@ use sheaf_engine::contract::{Action, Bounds, EngineOp};
 use sheaf_engine::keys::borrow_bound;
 use sheaf_log::types::Seq;
 use sheaf_store::{
-    CommitConflict, CommitOutcome, CommitWrite, KeyspaceState, RangeRead, RangeReads, RangeView,
-    VersionCheck, View, check_sizes,
+    CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeRead, RangeReads, RangeView,
+    ReadPoint, VersionCheck, View, check_sizes,
 };
 
 use crate::keyspace::get_at;
@@ -22,6 +22,8 @@ pub(super) struct TransactionState {
     handle: Arc<OpenDatabase>,
     /// Snapshot that all reads use.
     view: Arc<View>,
+    /// Time of the start, at the snapshot. It stays if the transaction moves to a new snapshot.
+    at: ReadPoint,
     /// Registration of the snapshot from the first read of a range on.
     range_view: Option<RangeView>,
     keyspaces: Vec<TouchedKeyspace>,
@@ -44,7 +46,7 @@ struct TouchedKeyspace {
     reads: BTreeMap<Box<[u8]>, KeyRead>,
     ranges: Vec<Bounds>,
     /// New value of each changed key; `None` removes it.
-    changes: BTreeMap<Box<[u8]>, Option<Value>>,
+    changes: BTreeMap<Box<[u8]>, Option<NewValue>>,
     /// Ranges that the transaction removed, before all changes that are left.
     removed: Vec<RemovedRange>,
 }
@@ -57,18 +59,27 @@ struct KeyRead {
     is_tracked: bool,
 }
 
+/// Value that a transaction sets, and its expiry.
+#[derive(Clone, Debug)]
+pub(super) struct NewValue {
+    pub(super) value: Value,
+    pub(super) expires: Expires,
+}
+
 /// Step that a rollback undoes.
 enum UndoEntry {
     /// Change of a key before it was replaced.
-    Change { keyspace: usize, key: Box<[u8]>, before: Option<Option<Value>> },
+    Change { keyspace: usize, key: Box<[u8]>, before: Option<Option<NewValue>> },
     /// The last range of a keyspace was removed.
     Range { keyspace: usize },
 }
 
 impl TransactionState {
     pub(super) fn new(handle: &Arc<OpenDatabase>) -> Result<TransactionState> {
+        let view = Arc::new(handle.store().view()?);
         Ok(TransactionState {
-            view: Arc::new(handle.store().view()?),
+            at: handle.read_point(view.seq()),
+            view,
             handle: Arc::clone(handle),
             range_view: None,
             keyspaces: Vec::new(),
@@ -87,6 +98,11 @@ impl TransactionState {
 
     pub(super) fn view(&self) -> &Arc<View> {
         &self.view
+    }
+
+    /// Returns the point of all reads.
+    pub(super) fn read_point(&self) -> ReadPoint {
+        self.at
     }
 
     pub(super) fn has_conflict(&self) -> bool {
@@ -155,13 +171,13 @@ impl TransactionState {
     /// Returns the value of `key`: the change of this transaction, or what the snapshot shows.
     pub(super) fn get(&mut self, index: usize, key: &[u8], is_tracked: bool) -> Result<Option<Value>> {
         if let Some(change) = self.keyspaces[index].changes.get(key) {
-            return Ok(change.clone());
+            return Ok(change.as_ref().map(|new| new.value.clone()));
         }
         if self.is_removed(index, key) {
             return Ok(None);
         }
         let state = self.state(index)?;
-        let value = get_at(&self.handle, &state, self.view.seq(), key, Value::new)?;
+        let value = get_at(&self.handle, &state, self.at, key, Value::new)?;
         let read = KeyRead { existed: value.is_some(), is_tracked };
         match self.keyspaces[index].reads.get_mut(key) {
             Some(before) => before.is_tracked |= is_tracked,
@@ -176,8 +192,8 @@ impl TransactionState {
     }
 
     /// Sets or removes `key`.
-    pub(super) fn change(&mut self, index: usize, key: &[u8], value: Option<Value>) -> Result<()> {
-        check_sizes(key, value.as_ref().map_or(0, |value| value.len()))?;
+    pub(super) fn change(&mut self, index: usize, key: &[u8], value: Option<NewValue>) -> Result<()> {
+        check_sizes(key, value.as_ref().map_or(0, |new| new.value.len()))?;
         let changes = &mut self.keyspaces[index].changes;
         let before = match changes.get_mut(key) {
             Some(change) => Some(std::mem::replace(change, value)),
@@ -228,7 +244,7 @@ impl TransactionState {
     ) -> Option<(&[u8], Option<&Value>)> {
         let mut changes = self.keyspaces[index].changes.range::<[u8], _>(bounds);
         let (key, value) = if forward { changes.next() } else { changes.next_back() }?;
-        Some((key, value.as_ref()))
+        Some((key, value.as_ref().map(|new| &new.value)))
     }
 
     /// Returns whether the transaction has changed `key`.
@@ -301,6 +317,7 @@ impl TransactionState {
             }
         }
         self.view = Arc::clone(registered.view());
+        self.at = self.at.at_seq(new);
         self.range_view = Some(registered);
         Ok(())
     }
@@ -310,8 +327,8 @@ impl TransactionState {
         if !self.handle.may_have_changed(state, key, old) {
             return Ok(true);
         }
-        let before = get_at(&self.handle, state, old, key, Value::new)?;
-        Ok(get_at(&self.handle, state, new, key, |value| before.as_deref() == Some(value))?
+        let before = get_at(&self.handle, state, self.at.at_seq(old), key, Value::new)?;
+        Ok(get_at(&self.handle, state, self.at.at_seq(new), key, |value| before.as_deref() == Some(value))?
             .unwrap_or(before.is_none()))
     }
 
@@ -370,8 +387,9 @@ impl TransactionState {
                 writes.push(CommitWrite::unchanged(state, key, VersionCheck::new(since, read.existed)));
             }
             for (key, value) in &touched.changes {
-                let action = value.as_ref().map_or(Action::Remove, |value| Action::Put(value));
-                writes.push(CommitWrite::new(state, EngineOp::new(key, action)));
+                let action = value.as_ref().map_or(Action::Remove, |new| Action::Put(&new.value));
+                let expires = value.as_ref().map_or(Expires::Default, |new| new.expires);
+                writes.push(CommitWrite { expires, ..CommitWrite::new(state, EngineOp::new(key, action)) });
             }
             origins.resize(writes.len(), index);
             let add = |bounds: &Bounds| RangeRead { keyspace: Arc::clone(state), bounds: bounds.clone() };

@@ -53,6 +53,7 @@ use self::transaction::{RangeReads, VersionCheck};
 use crate::commit::encode::{ENCODE_BUFFER, EncodedCommit, FrameRun, encode_writes};
 use crate::commit::stall::CommitWaits;
 use crate::commit::tail::Tail;
+use crate::expiry::Expires;
 use crate::space::log::RoomWaiter;
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::{Action, EngineOp, HashedKey, Preparation};
@@ -86,12 +87,14 @@ pub struct CommitWrite<'a> {
     /// Condition of an [`Action::Expect`] of a transaction. `None` if the operation was prepared
     /// and its version must still be the newest one.
     pub check: Option<VersionCheck>,
+    /// Expiry time of a value that is put.
+    pub expires: Expires,
 }
 
 impl<'a> CommitWrite<'a> {
     /// Returns an operation on a keyspace.
     pub fn new(keyspace: &'a Arc<KeyspaceState>, op: EngineOp<'a>) -> CommitWrite<'a> {
-        CommitWrite { keyspace, op, check: None }
+        CommitWrite { keyspace, op, check: None, expires: Expires::Default }
     }
 
     /// Returns the condition that `key` is unchanged since a transaction read it.
@@ -100,7 +103,8 @@ impl<'a> CommitWrite<'a> {
         key: &'a [u8],
         check: VersionCheck,
     ) -> CommitWrite<'a> {
-        CommitWrite { keyspace, op: EngineOp::new(key, Action::Expect), check: Some(check) }
+        let op = EngineOp::new(key, Action::Expect);
+        CommitWrite { check: Some(check), ..CommitWrite::new(keyspace, op) }
     }
 
     /// Returns the first key and the end of the range that the operation removes, if it does.
@@ -293,6 +297,21 @@ impl Store {
         self.check_writable()?;
         self.throttle(writes, waits)?;
         self.delay_for_conversions(writes, waits)?;
+        if writes.iter().any(CommitWrite::needs_expiry) {
+            return self.commit_with_expiry(writes, blobs, reads, waits);
+        }
+        self.commit_stored(writes, blobs, reads, waits)
+    }
+
+    /// Like [`Store::commit_with_waits`], but is not throttled. Values of keyspaces with expiry
+    /// have their headers.
+    pub(crate) fn commit_stored(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        reads: RangeReads<'_>,
+        waits: &mut CommitWaits,
+    ) -> Result<CommitOutcome> {
         self.check_and_write_blobs(writes, blobs)?;
         let (mut may_relieve, mut reliefs) = (true, 0..MAX_RELIEFS);
         let mut may_wait = waits.may_wait() && self.options.checkpoints;
@@ -378,20 +397,6 @@ impl Store {
                 other
             }
         }
-    }
-
-    /// Delays commits that are too far ahead of a conversion.
-    fn delay_for_conversions(&self, writes: &[CommitWrite<'_>], waits: &mut CommitWaits) -> Result<()> {
-        for write in writes
-            .iter()
-            .filter(|w| w.keyspace.change_tracker.is_active() && w.keyspace.change_tracker.is_over_limit())
-        {
-            self.wait_recorded(waits, StallKind::Conversion, Some(write.keyspace), || {
-                write.keyspace.change_tracker.delay();
-                Ok(())
-            })?;
-        }
-        Ok(())
     }
 
     /// Commits under an epoch guard. Returns `None` if commits to one of the keyspaces are blocked.
@@ -549,7 +554,7 @@ impl Store {
         loop {
             let held = match has_range {
                 false => self.pipeline.stripes.lock(&stripes),
-                true => self.pipeline.stripes.lock_all(), // (R19)
+                true => self.pipeline.stripes.lock_all(), // (R20)
             };
             self.check_writable()?;
             if let Some(gone) = writes.iter().find(|w| w.keyspace.is_dropped()) {
@@ -634,6 +639,7 @@ impl Store {
         let completed = self.pipeline.progress.complete(seq);
         whole.complete();
         completed?;
+        self.changes.signal.wake_visible();
         Ok(seq)
     }
 

@@ -157,6 +157,24 @@ fn only_keyspace<'a>(writes: &[CommitWrite<'a>]) -> Option<&'a Arc<KeyspaceState
 }
 
 impl Store {
+    /// Delays commits that are too far ahead of a conversion.
+    pub(super) fn delay_for_conversions(
+        &self,
+        writes: &[CommitWrite<'_>],
+        waits: &mut CommitWaits,
+    ) -> Result<()> {
+        for write in writes
+            .iter()
+            .filter(|w| w.keyspace.change_tracker.is_active() && w.keyspace.change_tracker.is_over_limit())
+        {
+            self.wait_recorded(waits, StallKind::Conversion, Some(write.keyspace), || {
+                write.keyspace.change_tracker.delay();
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Calls `wait`, which waits for `kind` for a commit. Records the duration, also in the
     /// workload statistics of `keyspace`. Returns [`Error::Busy`] without the call if the commit
     /// must not wait.

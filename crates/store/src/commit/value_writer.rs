@@ -12,6 +12,8 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::expiry::header::{self, HEADER_BYTES};
+use crate::expiry::{Expires, commit::no_expiry_error};
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::Action;
 use sheaf_log::blob::UncommittedBlob;
@@ -35,6 +37,10 @@ pub struct PartialValue {
     blob: Option<UncommittedBlob>,
     unsynced: u64,
     has_failed: bool,
+    /// Bytes of the header in front of the value.
+    header_len: u64,
+    /// Expiry time in the header.
+    expires: Expires,
 }
 
 /// Value that is complete and not committed.
@@ -44,6 +50,8 @@ pub struct FinishedValue {
     /// Blob of the value, if it has one.
     pub blobs: SmallVec<[UncommittedBlob; 1]>,
     action: Option<sheaf_log::blob::BlobRef>,
+    /// Expiry time of the value, which has its header.
+    pub expires: Expires,
 }
 
 impl FinishedValue {
@@ -66,9 +74,14 @@ impl FinishedValue {
 }
 
 impl PartialValue {
-    /// Returns the bytes so far.
+    /// Returns the bytes of the value so far.
     #[must_use]
     pub fn len(&self) -> u64 {
+        self.stored_len() - self.header_len
+    }
+
+    /// Returns the bytes so far, the header included.
+    fn stored_len(&self) -> u64 {
         self.blob.as_ref().map_or(0, |blob| u64::from(blob.blob.len)) + self.buffer.len() as u64
     }
 
@@ -89,13 +102,35 @@ impl Store {
         self.context.blobs.reader(file)
     }
 
-    /// Starts a value for `keyspace`.
+    /// Starts a value for `keyspace`, which expires as `expires` says. A time to live begins with
+    /// this call.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] if the keyspace cannot have this expiry time, and the
+    /// errors of a stored value.
+    pub fn begin_value(&self, keyspace: &KeyspaceState, expires: Expires) -> Result<PartialValue> {
+        let Some(expiry) = keyspace.expiry() else {
+            return match expires {
+                Expires::Default | Expires::Never => self.begin_stored_value(keyspace),
+                _ => Err(no_expiry_error(keyspace)),
+            };
+        };
+        let time = expiry.expiry_time(expires)?;
+        let mut value = self.begin_stored_value(keyspace)?;
+        value.buffer.extend_from_slice(&header::encode(time));
+        value.header_len = HEADER_BYTES as u64;
+        value.expires = Expires::Stored(time);
+        Ok(value)
+    }
+
+    /// Starts a value for `keyspace`. In a keyspace with expiry, the header must be appended first.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are not
     /// possible, and [`Error::Corrupt`] if the keyspace is unusable.
-    pub fn begin_value(&self, keyspace: &KeyspaceState) -> Result<PartialValue> {
+    pub(crate) fn begin_stored_value(&self, keyspace: &KeyspaceState) -> Result<PartialValue> {
         self.check_writable()?;
         let adopts = keyspace.engine()?.takes_blob_files();
         let limit = self.effective_blob_threshold(keyspace.engine()?.blob_threshold());
@@ -108,6 +143,8 @@ impl Store {
             blob: None,
             unsynced: 0,
             has_failed: false,
+            header_len: 0,
+            expires: Expires::Stored(None),
         })
     }
 
@@ -119,7 +156,7 @@ impl Store {
     /// appended. Returns [`Error::InvalidArgument`] if an earlier part failed, and errors of a
     /// write or sync.
     pub fn append_value(&self, incoming: &mut PartialValue, bytes: &[u8]) -> Result<()> {
-        let got = incoming.len() + bytes.len() as u64;
+        let got = incoming.stored_len() + bytes.len() as u64;
         if got > MAX_VALUE as u64 {
             return Err(Error::TooLarge { object: "value", got, max: MAX_VALUE as u64 });
         }
@@ -154,8 +191,11 @@ impl Store {
             });
         }
         if incoming.blob.is_none() && incoming.buffer.len() <= incoming.limit {
-            return Ok(FinishedValue { bytes: incoming.buffer, blobs: SmallVec::new(), action: None });
+            let bytes = incoming.buffer;
+            let (blobs, expires) = (SmallVec::new(), incoming.expires);
+            return Ok(FinishedValue { bytes, blobs, action: None, expires });
         }
+        let expires = incoming.expires;
         let blob = match incoming.blob.is_some() {
             true => {
                 self.flush_value_buffer(&mut incoming)?;
@@ -168,9 +208,9 @@ impl Store {
         };
         Ok(match blob {
             Some(blob) => {
-                FinishedValue { bytes: Vec::new(), action: Some(blob.blob), blobs: smallvec![blob] }
+                FinishedValue { bytes: Vec::new(), action: Some(blob.blob), blobs: smallvec![blob], expires }
             }
-            None => FinishedValue { bytes: incoming.buffer, blobs: SmallVec::new(), action: None },
+            None => FinishedValue { bytes: incoming.buffer, blobs: SmallVec::new(), action: None, expires },
         })
     }
 

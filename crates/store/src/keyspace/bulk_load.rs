@@ -10,6 +10,10 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::expiry::header::{self, HEADER_BYTES};
+use crate::expiry::index::{IndexPlan, encode_hint};
+use crate::expiry::{Expires, check_same_expiry, commit::no_expiry_error};
+use crate::keyspace::catalog::{CatalogCause, check_name};
 use crate::keyspace::ingest::IngestWriter;
 use crate::keyspace::unpublished::CommitBlock;
 use crate::{EngineChoice, KeyspaceState, Store};
@@ -18,6 +22,10 @@ use sheaf_platform::error::{Error, Result};
 /// Running bulk load. If it is dropped before [`BulkLoad::finish`], nothing changes.
 pub struct BulkLoad {
     writer: IngestWriter,
+    /// Writer of the index, if the keyspace has expiry.
+    index: Option<IngestWriter>,
+    /// Header and value, or hint, of the last pair.
+    buffer: Vec<u8>,
     is_replacing: bool,
     last_key: Option<Vec<u8>>,
     report: BulkLoadReport,
@@ -55,14 +63,20 @@ impl Store {
         replaces: bool,
     ) -> Result<BulkLoad> {
         self.check_writable()?;
+        check_name(name)?;
         let before = self.find_keyspace(name)?;
         if !replaces {
             self.check_empty(before.as_deref(), choice)?;
         }
         let (engine, options) = choice.resolve(before.as_deref(), default);
+        before.as_deref().map_or(Ok(()), |before| check_same_expiry(before, &options))?;
         let writer = IngestWriter::new(self.begin_unpublished(name, engine, &options)?, true)?;
+        let has_expiry = writer.keyspace().has_expiry();
+        let index = if has_expiry { Some(self.begin_index(name, engine)?) } else { None };
         Ok(BulkLoad {
             writer,
+            index,
+            buffer: Vec::new(),
             is_replacing: replaces,
             last_key: None,
             report: BulkLoadReport::default(),
@@ -74,7 +88,7 @@ impl Store {
     fn check_empty(&self, before: Option<&KeyspaceState>, choice: EngineChoice<'_>) -> Result<()> {
         let Some(before) = before else { return Ok(()) };
         self.check_choice(before, choice)?;
-        if !before.engine()?.is_empty()? {
+        if !self.has_no_pairs(before)? {
             let why = format!("{:?} is not empty; clear it, or let the load replace it", before.name());
             return Err(Error::InvalidArgument { argument: "keyspace", reason: why });
         }
@@ -83,7 +97,8 @@ impl Store {
 }
 
 impl BulkLoad {
-    /// Adds the next pair. After [`Error::TooLarge`] or an unsorted key the load may continue with
+    /// Adds the next pair, which expires as `expires` says. After [`Error::TooLarge`], an invalid
+    /// expiry time or an unsorted key the load may continue with
     /// another pair; after any other error it must be dropped.
     ///
     /// # Errors
@@ -91,9 +106,18 @@ impl BulkLoad {
     /// Returns [`Error::InvalidArgument`] if the key is not above the previous one, or an earlier
     /// pair failed. Returns [`Error::TooLarge`] if key or value exceeds its limit, and errors of a
     /// write.
-    pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+    pub fn push(&mut self, key: &[u8], value: &[u8], expires: Expires) -> Result<()> {
         self.check_next(key)?;
-        let put = self.writer.put(key, value);
+        let header = self.add_hint(key, expires)?;
+        let put = match header {
+            None => self.writer.put(key, value),
+            Some(header) => {
+                self.buffer.clear();
+                self.buffer.extend_from_slice(&header);
+                self.buffer.extend_from_slice(value);
+                self.writer.put(key, &self.buffer)
+            }
+        };
         self.has_failed = put.as_ref().is_err_and(|error| !matches!(error, Error::TooLarge { .. }));
         put?;
         self.count(key, value.len() as u64);
@@ -107,13 +131,33 @@ impl BulkLoad {
     /// # Errors
     ///
     /// Returns the errors of [`BulkLoad::push`], and [`Error::Io`] if `value` cannot be read.
-    pub fn push_reader(&mut self, key: &[u8], value: &mut dyn io::Read) -> Result<u64> {
+    pub fn push_reader(&mut self, key: &[u8], value: &mut dyn io::Read, expires: Expires) -> Result<u64> {
         self.check_next(key)?;
+        let header = self.add_hint(key, expires)?;
         self.has_failed = true;
-        let bytes = self.writer.put_reader(key, value)?;
+        let header = header.as_ref().map_or(&[][..], |header| &header[..]);
+        let bytes = self.writer.put_reader(key, header, value)?;
         self.has_failed = false;
         self.count(key, bytes);
         Ok(bytes)
+    }
+
+    /// Adds the hint of the next pair to the index, and returns the header of its value. A hint
+    /// without a pair is harmless. Returns `None` if the keyspace has no expiry.
+    fn add_hint(&mut self, key: &[u8], expires: Expires) -> Result<Option<[u8; HEADER_BYTES]>> {
+        let (Some(expiry), Some(index)) = (self.writer.keyspace().expiry(), &mut self.index) else {
+            return match expires {
+                Expires::Default | Expires::Never => Ok(None),
+                _ => Err(no_expiry_error(self.writer.keyspace())),
+            };
+        };
+        let time = expiry.expiry_time(expires)?;
+        if let Some(time) = time {
+            self.buffer.clear();
+            encode_hint(time, key, &mut self.buffer);
+            index.put(&self.buffer, &[])?;
+        }
+        Ok(Some(header::encode(time)))
     }
 
     fn check_next(&self, key: &[u8]) -> Result<()> {
@@ -162,6 +206,13 @@ impl BulkLoad {
     pub fn finish(mut self) -> Result<BulkLoadReport> {
         self.check_not_failed()?;
         self.writer.end_key_order()?;
+        let plan = match &mut self.index {
+            Some(index) => {
+                index.end_key_order()?;
+                IndexPlan::New(Arc::clone(index.keyspace()))
+            }
+            None => IndexPlan::Keep,
+        };
         self.report.is_direct = self.writer.is_direct();
         let store = Arc::clone(self.writer.store());
         let _changing = store.catalog.lock_changes();
@@ -171,11 +222,11 @@ impl BulkLoad {
             // With all options: if the keyspace was created with options since, they must not be
             // lost.
             let keyspace = self.writer.keyspace();
-            let options = keyspace.options().with_defaults(store.option_specs(keyspace.engine_name()));
+            let options = keyspace.options().with_defaults(&store.option_specs(keyspace.engine_name()));
             let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };
             store.check_empty(before.as_deref(), choice)?;
         }
-        self.writer.publish(before.as_deref())?;
+        self.writer.publish(before.as_deref(), &plan, CatalogCause::Loaded)?;
         Ok(self.report)
     }
 }

@@ -12,6 +12,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::expiry::index::{IndexPlan, index_name, is_hidden_name};
+use crate::expiry::{check_combination, with_keyspace_options};
 use crate::{EngineChoice, KeyspaceInfo, KeyspaceState, Store};
 use sheaf_engine::contract::EngineFactory;
 use sheaf_log::options::{EngineOptions, OptionSpec};
@@ -22,6 +24,7 @@ use sheaf_platform::codec::{FieldReader, FieldWriter, utf8};
 use sheaf_platform::error::{Damage, Error, Result};
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sheaf_platform::sync::{Mutex, MutexGuard, RwLock};
+use smallvec::{SmallVec, smallvec};
 
 /// Longest name in bytes.
 const MAX_NAME: usize = 255;
@@ -51,33 +54,77 @@ pub(crate) struct Catalog {
     change_lock: Mutex<()>,
 }
 
+/// Reason that a catalog record names a keyspace. Records have it while changes are retained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CatalogCause {
+    /// The name is new.
+    Created = 1,
+    /// The keyspace is empty and replaces another one.
+    Cleared = 2,
+    /// The keyspace has the pairs of a bulk load.
+    Loaded = 3,
+    /// The keyspace has the pairs of the one that it replaces.
+    Converted = 4,
+}
+
+impl CatalogCause {
+    const ALL: [CatalogCause; 4] =
+        [CatalogCause::Created, CatalogCause::Cleared, CatalogCause::Loaded, CatalogCause::Converted];
+}
+
 /// Encodes the value of a creation record; the key is the name.
-pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions) -> Vec<u8> {
+pub(crate) fn encode_entry(
+    id: KeyspaceId,
+    engine: &str,
+    options: &EngineOptions,
+    cause: Option<CatalogCause>,
+) -> Vec<u8> {
     let mut w = FieldWriter::default();
     w.u32(id.0);
     w.bytes(engine.as_bytes());
-    if !options.is_empty() {
+    if !options.is_empty() || cause.is_some() {
         options.encode(&mut w);
     }
+    cause.into_iter().for_each(|cause| w.u8(cause as u8));
     w.0
 }
 
-/// Decodes a catalog record. Returns the name, and the entry or `None` if the keyspace is dropped.
-pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<CatalogEntry>), Damage> {
+fn entry_of(keyspace: &KeyspaceState, cause: Option<CatalogCause>) -> Vec<u8> {
+    encode_entry(keyspace.id(), keyspace.engine_name(), keyspace.options(), cause)
+}
+
+fn catalog_record<'a>(name: &'a str, content: RecordContent<'a>) -> Record<'a> {
+    Record { keyspace: KeyspaceId::CATALOG, key: name.as_bytes(), content }
+}
+
+/// Content of a catalog record: the name, the entry or `None` if the keyspace is dropped, and the
+/// cause, if the record has it.
+type DecodedEntry = (String, Option<CatalogEntry>, Option<CatalogCause>);
+
+/// Decodes a catalog record.
+pub(crate) fn decode_entry(record: &Record<'_>) -> Result<DecodedEntry, Damage> {
     let name = utf8("name", record.key)?.to_owned();
     let value = match record.content {
         RecordContent::Put(value) => value,
         RecordContent::RemoveRange(_) => {
             return Err(Damage::bad_field("op", "a put or a removal of one entry", 5));
         }
-        RecordContent::Blob(_) | RecordContent::Remove => return Ok((name, None)),
+        RecordContent::Blob(_) | RecordContent::Remove => return Ok((name, None, None)),
     };
     let mut r = FieldReader::new(value);
     let id = root::keyspace(&mut r)?;
     let engine = utf8("engine", r.bytes()?)?.to_owned();
     let options = if r.rest().is_empty() { EngineOptions::default() } else { EngineOptions::decode(&mut r)? };
+    let mut cause = None;
+    if !r.rest().is_empty() {
+        let code = r.u8()?;
+        cause = CatalogCause::ALL.into_iter().find(|cause| *cause as u8 == code);
+        if cause.is_none() {
+            return Err(Damage::bad_field("cause", 1..=CatalogCause::ALL.len() as u64, u64::from(code)));
+        }
+    }
     r.finish()?;
-    Ok((name.clone(), Some(CatalogEntry { id, name, engine, options })))
+    Ok((name.clone(), Some(CatalogEntry { id, name, engine, options }), cause))
 }
 
 impl Catalog {
@@ -208,8 +255,12 @@ impl Catalog {
     }
 }
 
-/// Checks the name of a keyspace.
+/// Checks the name of a keyspace that a user chose.
 pub(crate) fn check_name(name: &str) -> Result<()> {
+    if is_hidden_name(name) {
+        let why = "names that begin with \"\\0expiry:\" are reserved".to_owned();
+        return Err(Error::InvalidArgument { argument: "keyspace name", reason: why });
+    }
     if name.is_empty() || name.len() > MAX_NAME {
         let why = format!("{} bytes; must be 1 to {MAX_NAME}", name.len());
         return Err(Error::InvalidArgument { argument: "keyspace name", reason: why });
@@ -277,7 +328,7 @@ impl Store {
         name: &str,
         choice: EngineChoice<'_>,
     ) -> Result<Option<Arc<KeyspaceState>>> {
-        let Some(keyspace) = self.catalog.map().get(name).cloned() else { return Ok(None) };
+        let Some(keyspace) = self.find_keyspace(name)? else { return Ok(None) };
         self.check_choice(&keyspace, choice)?;
         Ok(Some(keyspace))
     }
@@ -293,8 +344,8 @@ impl Store {
             });
         }
         let specs = self.option_specs(engine);
-        choice.options.check(engine, specs)?;
-        match keyspace.options().conflict(choice.options, specs) {
+        choice.options.check(engine, &specs)?;
+        match keyspace.options().conflict(choice.options, &specs) {
             Some(spec) => {
                 let with =
                     |options: &EngineOptions| format!("{engine} {}={}", spec.name, options.value(spec));
@@ -319,13 +370,14 @@ impl Store {
             let why = format!("there is no engine {engine:?}; the engines are {}", known.join(", "));
             return Err(Error::InvalidArgument { argument: "engine", reason: why });
         };
-        options.check(engine, factory.options())?;
+        options.check(engine, &with_keyspace_options(factory.options()))?;
+        check_combination(options)?;
         Ok(factory)
     }
 
-    /// Returns the options of an engine.
-    pub(crate) fn option_specs(&self, engine: &str) -> &'static [OptionSpec] {
-        self.factory(engine).map_or(&[], |factory| factory.options())
+    /// Returns the options of a keyspace of an engine.
+    pub(crate) fn option_specs(&self, engine: &str) -> Vec<OptionSpec> {
+        with_keyspace_options(self.factory(engine).map_or(&[], |factory| factory.options()))
     }
 
     /// Creates a keyspace by a durable commit; `cleared` is the keyspace that it replaces. The
@@ -338,7 +390,9 @@ impl Store {
         cleared: Option<&KeyspaceState>,
     ) -> Result<Arc<KeyspaceState>> {
         let new = Arc::new(self.new_keyspace_state(name, engine, options)?);
-        self.publish_keyspace(&new, cleared)?;
+        let index = self.new_index(name, engine, options)?.map_or(IndexPlan::Keep, IndexPlan::New);
+        let cause = if cleared.is_some() { CatalogCause::Cleared } else { CatalogCause::Created };
+        self.publish_keyspace(&new, cleared, &index, cause)?;
         Ok(new)
     }
 
@@ -355,7 +409,7 @@ impl Store {
         }
         let id = self.catalog.new_id();
         let made = factory.create(id, options, &self.context);
-        Ok(KeyspaceState::new(id, name, made, options.clone(), Seq::LATEST))
+        Ok(KeyspaceState::new(id, name, made, options.clone(), Seq::LATEST, &self.context))
     }
 
     /// Writes to both slots of ROOT that options exist, before a record has some. A build that does
@@ -374,20 +428,69 @@ impl Store {
     }
 
     /// Publishes `new` under its name by a durable commit. `before` is the keyspace that it
-    /// replaces: handles of it continue with `new`. The caller holds `change_lock`.
+    /// replaces: handles of it continue with `new`. The same commit publishes or drops the index of
+    /// expiry times, as `plan` says. The caller holds `change_lock`.
     pub(crate) fn publish_keyspace(
         &self,
         new: &Arc<KeyspaceState>,
         before: Option<&KeyspaceState>,
+        plan: &IndexPlan,
+        cause: CatalogCause,
     ) -> Result<()> {
         if let Some(before) = before {
             new.set_predecessor(before);
         }
-        let entry = encode_entry(new.id(), new.engine_name(), new.options());
-        let (key, content) = (new.name().as_bytes(), RecordContent::Put(&entry));
-        let record = Record { keyspace: KeyspaceId::CATALOG, key, content };
-        let seq = self.commit_catalog(&[record], |seq| self.catalog.publish(new, seq))?;
+        let cause = self.changes.is_on().then_some(cause);
+        let entry = entry_of(new, cause);
+        let hidden = index_name(new.name());
+        let is_dropped = self.plan_index(new, before, plan, &hidden);
+        let index = match plan {
+            IndexPlan::New(index) => Some((index, entry_of(index, cause))),
+            IndexPlan::Keep | IndexPlan::Rebuild => None,
+        };
+        let of_index = match &index {
+            Some((_, entry)) => Some(catalog_record(&hidden, RecordContent::Put(entry))),
+            None => is_dropped.then(|| catalog_record(&hidden, RecordContent::Remove)),
+        };
+        let records: SmallVec<[Record<'_>; 2]> =
+            [catalog_record(new.name(), RecordContent::Put(&entry))].into_iter().chain(of_index).collect();
+        let seq = self.commit_catalog(&records, |seq| {
+            self.catalog.publish(new, seq);
+            self.note_keyspace_created(new, seq);
+            match &index {
+                Some((index, _)) => {
+                    self.catalog.publish(index, seq);
+                    self.note_keyspace_created(index, seq);
+                }
+                None if is_dropped => {
+                    self.catalog.set(&hidden, None, seq);
+                    self.note_keyspace_dropped(&hidden, seq);
+                }
+                None => {}
+            }
+        })?;
         self.acknowledge_unreported(seq, Durability::Sync)
+    }
+
+    /// Gives `new` its index before it is published. Returns whether the present index, which has
+    /// the name `hidden`, must be dropped.
+    fn plan_index(
+        &self,
+        new: &KeyspaceState,
+        before: Option<&KeyspaceState>,
+        plan: &IndexPlan,
+        hidden: &str,
+    ) -> bool {
+        let has_index = || self.catalog.map().contains_key(hidden);
+        let Some(expiry) = new.expiry() else { return !is_hidden_name(new.name()) && has_index() };
+        let kept = before.and_then(|before| before.expiry()?.index());
+        match (plan, kept) {
+            (IndexPlan::New(index), _) => expiry.set_index(Arc::clone(index)),
+            (IndexPlan::Keep, Some(index)) => expiry.set_index(Arc::clone(index)),
+            (IndexPlan::Keep, None) | (IndexPlan::Rebuild, _) => return has_index(),
+        }
+        self.expiry.next_due.store(0, Ordering::Release);
+        false
     }
 
     /// Returns the keyspace `name` if there is one.
@@ -397,7 +500,7 @@ impl Store {
     /// Returns [`Error::Closed`], or [`Error::Poisoned`] after a panic in a commit.
     pub fn find_keyspace(&self, name: &str) -> Result<Option<Arc<KeyspaceState>>> {
         self.check_open()?;
-        Ok(self.catalog.map().get(name).cloned())
+        Ok(self.catalog.map().get(name).filter(|_| !is_hidden_name(name)).cloned())
     }
 
     /// Returns the keyspace that replaced a cleared keyspace.
@@ -439,12 +542,20 @@ impl Store {
     pub fn drop_keyspace(&self, name: &str) -> Result<bool> {
         self.check_writable()?;
         let _changing = self.catalog.lock_changes();
-        if !self.catalog.map().contains_key(name) {
+        if is_hidden_name(name) || !self.catalog.map().contains_key(name) {
             return Ok(false);
         }
-        let record =
-            Record { keyspace: KeyspaceId::CATALOG, key: name.as_bytes(), content: RecordContent::Remove };
-        let seq = self.commit_catalog(&[record], |seq| self.catalog.set(name, None, seq))?;
+        let hidden = index_name(name);
+        let mut names: SmallVec<[&str; 2]> = smallvec![name];
+        if self.catalog.map().contains_key(&hidden) {
+            names.push(&hidden);
+        }
+        let records: SmallVec<[Record<'_>; 2]> =
+            names.iter().map(|name| catalog_record(name, RecordContent::Remove)).collect();
+        let seq = self.commit_catalog(&records, |seq| {
+            names.iter().for_each(|name| self.catalog.set(name, None, seq));
+            names.iter().for_each(|name| self.note_keyspace_dropped(name, seq));
+        })?;
         self.acknowledge_unreported(seq, Durability::Sync)?;
         self.background.wake();
         Ok(true)
@@ -460,6 +571,11 @@ impl Store {
             options: keyspace.options().clone(),
             damage: keyspace.engine().err().map(|e| e.to_string()),
         };
-        self.catalog.map().values().map(describe).collect()
+        self.catalog
+            .map()
+            .values()
+            .filter(|keyspace| !is_hidden_name(keyspace.name()))
+            .map(describe)
+            .collect()
     }
 }

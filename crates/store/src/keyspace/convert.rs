@@ -29,6 +29,9 @@
 
 use std::sync::Arc;
 
+use crate::expiry::check_same_expiry;
+use crate::expiry::index::IndexPlan;
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::change_tracker::{ChangedKeys, TrackerLimits};
 use crate::keyspace::copy::{ChangedCopy, CopySource, FullCopy, SortedCopy, SortedCopyStep};
 use crate::keyspace::ingest::IngestWriter;
@@ -161,8 +164,10 @@ impl Store {
         choice: EngineChoice<'_>,
     ) -> Result<Option<Conversion>> {
         let (engine, options) = choice.resolve(Some(source), source.engine_name());
-        let specs = self.factory_with_options(engine, &options)?.options();
-        if engine == source.engine_name() && source.options().conflict(&options, specs).is_none() {
+        self.factory_with_options(engine, &options)?;
+        check_same_expiry(source, &options)?;
+        let specs = self.option_specs(engine);
+        if engine == source.engine_name() && source.options().conflict(&options, &specs).is_none() {
             return Ok(None);
         }
         sheaf_platform::event!(INFO, "a conversion begins", keyspace = source.name(), engine = engine);
@@ -345,7 +350,7 @@ impl Conversion {
             "convert (I2): no commit to the source gets a seq before the target has its name"
         );
         if let Some(writer) = self.writer.take() {
-            writer.publish(Some(&source))?;
+            writer.publish(Some(&source), &IndexPlan::Keep, CatalogCause::Converted)?;
         }
         (self.progress.phase, self.state) = (ConversionPhase::Done, ConversionState::Done);
         sheaf_platform::event!(

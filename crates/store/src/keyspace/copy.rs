@@ -39,7 +39,7 @@ pub(crate) struct CopySource<'a> {
 
 impl CopySource<'_> {
     pub(crate) fn cursor(&self, projection: Projection) -> Result<Box<dyn Cursor>> {
-        Ok(Box::new(OwnedCursor::open(
+        Ok(Box::new(OwnedCursor::open_stored(
             Arc::<KeyspaceState>::clone(self.keyspace),
             self.at,
             Bounds::all(),

@@ -30,6 +30,9 @@ use smallvec::SmallVec;
 
 use crate::commit::CommitWrite;
 use crate::commit::value_writer::PartialValue;
+use crate::expiry::Expires;
+use crate::expiry::index::IndexPlan;
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::unpublished::UnpublishedKeyspace;
 use crate::{CommitOutcome, KeyspaceState, Store};
 use sheaf_engine::contract::{Action, EngineOp, Ingest};
@@ -118,7 +121,7 @@ impl IngestWriter {
         self.has_files
     }
 
-    /// Sets `key` to `value`.
+    /// Sets `key` to the stored bytes `value`, in a keyspace with expiry after their header.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         check_pair(key, value.len())?;
         if value.len() > self.store().effective_blob_threshold(self.keyspace().blob_threshold()) {
@@ -144,7 +147,7 @@ impl IngestWriter {
     fn copy_blob(&mut self, key: &[u8], file: OpenBlob) -> Result<()> {
         let store = Arc::clone(self.store());
         let mut pieces = store.blob_reader(file)?;
-        let mut incoming = store.begin_value(self.keyspace())?;
+        let mut incoming = store.begin_stored_value(self.keyspace())?;
         let mut piece = vec![0; VALUE_CHUNK];
         let mut at = 0;
         loop {
@@ -163,17 +166,18 @@ impl IngestWriter {
     pub(crate) fn copy_foreign_blob(&mut self, key: &[u8], file: &OpenBlob) -> Result<()> {
         check_pair(key, usize::try_from(file.len()).unwrap_or(usize::MAX))?;
         let store = Arc::clone(self.store());
-        let mut incoming = store.begin_value(self.keyspace())?;
+        let mut incoming = store.begin_stored_value(self.keyspace())?;
         file.for_each_stride(|_, bytes| store.append_value(&mut incoming, bytes))?;
         self.put_partial_value(key, incoming)
     }
 
-    /// Sets `key` to all bytes that `value` returns, which are copied in pieces. Returns their
-    /// number.
-    pub(crate) fn put_reader(&mut self, key: &[u8], value: &mut dyn io::Read) -> Result<u64> {
+    /// Sets `key` to `header` and all bytes that `value` returns, which are copied in pieces.
+    /// Returns the number of the latter.
+    pub(crate) fn put_reader(&mut self, key: &[u8], header: &[u8], value: &mut dyn io::Read) -> Result<u64> {
         check_pair(key, 0)?;
         let store = Arc::clone(self.store());
-        let mut incoming = store.begin_value(self.keyspace())?;
+        let mut incoming = store.begin_stored_value(self.keyspace())?;
+        store.append_value(&mut incoming, header)?;
         let mut piece = vec![0; VALUE_CHUNK];
         loop {
             match value.read(&mut piece) {
@@ -183,7 +187,7 @@ impl IngestWriter {
                 Err(error) => return Err(Error::io(IoOp::Read, Path::new("a value"), error)),
             }
         }
-        let bytes = incoming.len();
+        let bytes = incoming.len() - header.len() as u64;
         self.put_partial_value(key, incoming)?;
         Ok(bytes)
     }
@@ -278,7 +282,8 @@ impl IngestWriter {
                 IngestOp::Blob(blob) => Action::Blob(*blob),
                 IngestOp::Remove => Action::Remove,
             };
-            CommitWrite::new(keyspace, EngineOp::new(&bytes[key.clone()], action))
+            let op = EngineOp::new(&bytes[key.clone()], action);
+            CommitWrite { expires: Expires::Stored(None), ..CommitWrite::new(keyspace, op) }
         };
         let mut writes: Vec<CommitWrite<'_>> = self.operations.iter().map(write).collect();
         match self.unpublished.store.commit_with_blobs(&mut writes, &mut self.blobs)? {
@@ -305,9 +310,14 @@ impl IngestWriter {
     }
 
     /// Publishes the keyspace with [`UnpublishedKeyspace::publish`].
-    pub(crate) fn publish(mut self, before: Option<&KeyspaceState>) -> Result<Arc<KeyspaceState>> {
+    pub(crate) fn publish(
+        mut self,
+        before: Option<&KeyspaceState>,
+        plan: &IndexPlan,
+        cause: CatalogCause,
+    ) -> Result<Arc<KeyspaceState>> {
         self.end_key_order()?;
-        self.unpublished.publish(before)
+        self.unpublished.publish(before, plan, cause)
     }
 }
 

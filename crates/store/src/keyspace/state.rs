@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use crate::expiry::KeyspaceExpiry;
+use crate::expiry::keyspace_options_of;
 use crate::keyspace::change_tracker::ChangeTracker;
+use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::Engine;
 use sheaf_engine::workload::WorkloadRecorder;
 use sheaf_log::options::EngineOptions;
@@ -52,7 +55,7 @@ pub struct EngineChoice<'a> {
 
 impl<'a> EngineChoice<'a> {
     /// Returns the requested engine and options. Parts that are not chosen are those of `before`,
-    /// or `default`. Options of `before` are not used for another engine.
+    /// or `default`. Options of the engine of `before` are not used for another engine.
     pub(crate) fn resolve(
         self,
         before: Option<&'a KeyspaceState>,
@@ -61,7 +64,10 @@ impl<'a> EngineChoice<'a> {
         let engine = self.engine.or(before.map(KeyspaceState::engine_name)).unwrap_or(default);
         match before.filter(|before| before.engine_name == engine) {
             Some(before) => (engine, self.options.or(&before.options)),
-            None => (engine, self.options.clone()),
+            None => {
+                let kept = before.map(|before| keyspace_options_of(&before.options)).unwrap_or_default();
+                (engine, self.options.or(&kept))
+            }
         }
     }
 }
@@ -88,6 +94,8 @@ pub struct KeyspaceState {
     pub(crate) image_bytes: AtomicU64,
     /// Statistics of its use.
     workload: OnceLock<Arc<WorkloadRecorder>>,
+    /// Present if pairs can expire.
+    expiry: Option<Box<KeyspaceExpiry>>,
 }
 
 impl KeyspaceState {
@@ -97,8 +105,10 @@ impl KeyspaceState {
         engine: Arc<dyn Engine>,
         options: EngineOptions,
         born: Seq,
+        context: &EngineContext,
     ) -> KeyspaceState {
         KeyspaceState {
+            expiry: KeyspaceExpiry::new(id, &options, context),
             id,
             name: name.to_owned(),
             engine_name: engine.name(),
@@ -131,6 +141,7 @@ impl KeyspaceState {
             change_tracker: ChangeTracker::default(),
             image_bytes: AtomicU64::new(0),
             workload: self.workload.clone(),
+            expiry: self.expiry.as_ref().map(|expiry| expiry.without_index()),
         }
     }
 
@@ -204,6 +215,12 @@ impl KeyspaceState {
     /// Returns [`Error::Corrupt`] if damage makes the keyspace unusable.
     pub fn engine(&self) -> Result<&Arc<dyn Engine>> {
         self.engine.as_ref().map_err(FileDamage::to_error)
+    }
+
+    /// Returns the expiry, if pairs can expire.
+    #[inline]
+    pub(crate) fn expiry(&self) -> Option<&KeyspaceExpiry> {
+        self.expiry.as_deref()
     }
 
     /// Returns the commit that created the keyspace.

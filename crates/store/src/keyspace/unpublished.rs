@@ -28,7 +28,8 @@
 
 use std::sync::Arc;
 
-use crate::keyspace::catalog::check_name;
+use crate::expiry::index::{IndexPlan, is_hidden_name};
+use crate::keyspace::catalog::{CatalogCause, check_name};
 use crate::{KeyspaceState, Store};
 use sheaf_log::options::EngineOptions;
 use sheaf_platform::error::Result;
@@ -51,7 +52,9 @@ impl Store {
         options: &EngineOptions,
     ) -> Result<UnpublishedKeyspace> {
         self.check_writable()?;
-        check_name(name)?;
+        if !is_hidden_name(name) {
+            check_name(name)?; // others come from the store
+        }
         let keyspace = Arc::new(self.new_keyspace_state(name, engine, options)?);
         let mut m = self.root.maintenance.lock();
         for _ in 0..2 {
@@ -83,10 +86,16 @@ impl UnpublishedKeyspace {
         self.is_registered
     }
 
-    /// Publishes the keyspace durably; it replaces `before`. The caller holds `change_lock`.
-    pub(crate) fn publish(mut self, before: Option<&KeyspaceState>) -> Result<Arc<KeyspaceState>> {
+    /// Publishes the keyspace durably, with its index as `plan` says; it replaces `before`. The
+    /// caller holds `change_lock`.
+    pub(crate) fn publish(
+        mut self,
+        before: Option<&KeyspaceState>,
+        plan: &IndexPlan,
+        cause: CatalogCause,
+    ) -> Result<Arc<KeyspaceState>> {
         self.register();
-        let named = self.store.publish_keyspace(&self.keyspace, before);
+        let named = self.store.publish_keyspace(&self.keyspace, before, plan, cause);
         self.is_published = !self.keyspace.is_unpublished();
         named?;
         self.store.background.wake(); // a replaced keyspace must be reclaimed
@@ -96,7 +105,8 @@ impl UnpublishedKeyspace {
 
 impl Drop for UnpublishedKeyspace {
     fn drop(&mut self) {
-        if self.is_published || self.store.health.is_forked_child() {
+        // An index is published with its keyspace.
+        if self.is_published || !self.keyspace.is_unpublished() || self.store.health.is_forked_child() {
             return;
         }
         let alone = self.store.pipeline.stripes.lock_exclusive();

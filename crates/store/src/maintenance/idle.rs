@@ -119,7 +119,9 @@ impl Store {
             self.check_writable()?;
             let (visible, step) = (self.visible(), PoisonOnPanic(self));
             let ticked = self.sync_tick()?;
-            let did = self.maintenance_pass(MaintenanceMode::Requested).into_result()? | ticked;
+            let mut outcome = self.remove_expired();
+            outcome.merge(self.maintenance_pass(MaintenanceMode::Requested));
+            let did = outcome.into_result()? | ticked;
             drop(step);
             if !did && self.visible() == visible {
                 return self.wait_for_readers();

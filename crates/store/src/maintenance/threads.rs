@@ -322,7 +322,10 @@ impl Store {
         self.check_writable()?;
         let _step = PoisonOnPanic(self);
         let ticked = self.sync_tick()?;
-        Ok(self.maintenance_pass(self.maintenance_mode()).into_result()? | ticked)
+        let expired = self.remove_expired();
+        let mut outcome = self.maintenance_pass(self.maintenance_mode());
+        outcome.merge(expired);
+        Ok(outcome.into_result()? | ticked)
     }
 
     /// Runs one pass of maintenance. A step that fails does not stop the others: on a full disk no
@@ -405,7 +408,7 @@ impl Store {
         let mut m = self.root.maintenance.lock();
         let buried = self.retire_unreferenced(&mut m);
         let sealed = self.root.sealed_since_write.load(Ordering::Relaxed);
-        if !m.is_root_write_due() && sealed < SEALED_PER_ROOT {
+        if !m.is_root_write_due() && sealed < SEALED_PER_ROOT && !self.is_trim_due() {
             return Ok(buried);
         }
         self.root.sealed_since_write.fetch_sub(sealed, Ordering::Relaxed);
@@ -529,7 +532,8 @@ fn run_maintenance(store: &Weak<Store>, signals: &ThreadSignals) {
         // A step that fails now, for example because the disk is full, is retried. Writers that
         // depend on it get the error.
         loop {
-            let outcome = store.maintenance_pass(store.maintenance_mode());
+            let mut outcome = store.remove_expired();
+            outcome.merge(store.maintenance_pass(store.maintenance_mode()));
             if let Some(error) = outcome.first_error.as_ref().filter(|_| !has_failed) {
                 sheaf_platform::event!(WARN, "background work fails", error = error.to_string());
             }

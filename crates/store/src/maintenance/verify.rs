@@ -8,6 +8,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::expiry::index::is_hidden_name;
 use crate::{Store, VerifyReport};
 use sheaf_engine::checkpoint_file::ImageReader;
 use sheaf_engine::contract::{Bounds, Projection};
@@ -60,14 +61,19 @@ impl Store {
             self.verify_log(log, &mut summary, &mut found, watcher)?;
             self.verify_images(log, &mut summary, &mut found, watcher)?;
         }
+        self.verify_retained(&mut found, &mut summary.frames, &mut summary.bytes);
         summary.files.extend(self.context.blobs.verify(&mut found));
         let (view, shown) = self.snapshot()?;
-        for keyspace in shown.keyspaces() {
+        for keyspace in shown.all() {
             let walked = keyspace.engine().and_then(|engine| {
                 engine.verify(&mut found, &mut self.byte_steps(&summary, watcher))?;
                 let mut cursor = engine.cursor(view.seq(), Bounds::all(), Projection::Pairs)?;
+                let is_hidden = is_hidden_name(keyspace.name());
                 while cursor.next()? {
-                    summary.pairs += 1;
+                    if let Some(expiry) = keyspace.expiry() {
+                        expiry.check_value(cursor.value())?;
+                    }
+                    summary.pairs += u64::from(!is_hidden);
                     if summary.pairs.is_multiple_of(PAIRS_PER_CALL) {
                         self.report_progress(watcher, &summary)?;
                     }

@@ -201,7 +201,7 @@ fn copy_all(
             || opened.is_root_unreadable
             || source.index_error.is_some()
             || opened.doubts.logs[log] > Seq::ZERO;
-        if source.log == Some(LogId::Journal) && source.engine.is_some() {
+        if source.log == Some(LogId::Journal) && source.engine.is_some() && !out.is_left_out(at) {
             walk_keyspace(opened, at, &mut out)?;
         }
     }

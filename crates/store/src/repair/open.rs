@@ -15,6 +15,7 @@ use super::damage_scan::{Doubts, scan_damage};
 use super::damaged_ranges::{self, ScanPart, scan_past_damage};
 use super::report::DamageList;
 use super::root_substitute::is_substitute;
+use crate::expiry::with_keyspace_options;
 use crate::keyspace::catalog::decode_entry;
 use crate::recovery::recover::{FoundSegment, Recovery};
 use crate::recovery::replay::{replay_start, restore_keyspace};
@@ -229,8 +230,8 @@ fn read_catalog(recovery: &Recovery<'_>) -> Vec<CatalogEntry> {
             return;
         }
         match decode_entry(record) {
-            Ok((name, Some(entry))) => drop(entries.insert(name, entry)),
-            Ok((name, None)) => drop(entries.remove(&name)),
+            Ok((name, Some(entry), _)) => drop(entries.insert(name, entry)),
+            Ok((name, None, _)) => drop(entries.remove(&name)),
             Err(_) => {} // with a valid checksum, but in a form that this build does not know
         }
     });
@@ -321,11 +322,12 @@ impl SourceDatabase {
         };
         // Options that the engine does not permit are damage. Data that was written with them
         // cannot be read, and the engine detects that.
-        let is_allowed = options.check(&engine_name, factory.options()).is_ok();
+        let is_allowed = options.check(&engine_name, &with_keyspace_options(factory.options())).is_ok();
         let options = if is_allowed { options } else { EngineOptions::default() };
         let engine = factory.create(id, &options, &store.context);
         let log = engine.log();
-        let keyspace = KeyspaceState::new(id, &name, Arc::clone(&engine), options.clone(), Seq::ZERO);
+        let keyspace =
+            KeyspaceState::new(id, &name, Arc::clone(&engine), options.clone(), Seq::ZERO, &store.context);
         let restored = match (self.is_root_unreadable, log) {
             (false, _) => restore_keyspace(store, root, &self.segments, self.cut, &keyspace).map_err(Some),
             // The hash key is lost, and with it every index that contains hashes.

@@ -13,6 +13,8 @@ use super::report::{
     RepairProgress, UnreadableRange,
 };
 use crate::backup::output_dir::not_empty_error;
+use crate::expiry::index::{IndexPlan, is_hidden_name};
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::ingest::IngestWriter;
 use crate::{Store, StoreOptions};
 use sheaf_engine::contract::EngineFactory;
@@ -33,8 +35,11 @@ pub(super) enum SourceValue<'a> {
 }
 
 /// Returns true if a keyspace must be in the new database: it has a name, or pairs, or files that
-/// could not be read.
+/// could not be read. An index of expiry times is not copied: the next opening writes a new one.
 fn is_reported(source: &SourceKeyspace, repair: &KeyspaceRepair) -> bool {
+    if is_hidden_name(&source.name) {
+        return false;
+    }
     !source.is_unnamed
         || source.has_files
         || source.has_skipped_files
@@ -109,6 +114,11 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         Ok(())
     }
 
+    /// Returns whether the pairs of a keyspace are not copied.
+    pub(super) fn is_left_out(&self, at: usize) -> bool {
+        is_hidden_name(&self.sources[at].name)
+    }
+
     /// Starts the keyspace with index `at`, if it is not started yet; in the order of keys if
     /// `is_sorted`.
     pub(super) fn begin_keyspace(&mut self, at: usize, is_sorted: bool) -> Result<&mut IngestWriter> {
@@ -130,6 +140,9 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
 
     /// Returns true if the key was written already.
     pub(super) fn contains(&mut self, at: usize, key: &[u8]) -> Result<bool> {
+        if self.is_left_out(at) {
+            return Ok(true);
+        }
         let writer = self.begin_keyspace(at, false)?;
         writer.end_key_order()?;
         writer.keyspace().engine()?.contains(Seq::LATEST, key)
@@ -143,6 +156,9 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         value: SourceValue<'_>,
         is_doubtful: bool,
     ) -> Result<()> {
+        if self.is_left_out(at) {
+            return Ok(());
+        }
         if let SourceValue::Blob(file) = &value
             && let Err(error) = file.check()
         {
@@ -179,6 +195,9 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         (key, seq): (&[u8], Option<Seq>),
         why: &Error,
     ) -> Result<()> {
+        if self.is_left_out(at) {
+            return Ok(());
+        }
         self.repairs[at].lost += 1;
         self.damages.note_error(why);
         self.report_finding(at, key, seq, RepairOutcome::Lost { error: why });
@@ -238,7 +257,7 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
             let Some(writer) = self.writers[at].take() else { continue };
             let store = Arc::clone(&self.store);
             let _changing = store.catalog.lock_changes();
-            writer.publish(None)?;
+            writer.publish(None, &IndexPlan::Rebuild, CatalogCause::Loaded)?;
         }
         self.store.close()?;
         if let Some(watcher) = &mut self.options.progress {

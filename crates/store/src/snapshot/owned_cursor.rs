@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use self_cell::self_cell;
 
-use crate::KeyspaceState;
+use crate::{KeyspaceState, ReadPoint};
 use sheaf_engine::contract::{Bounds, Cursor, Projection};
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
@@ -37,14 +37,29 @@ self_cell! {
 }
 
 impl OwnedCursor {
-    /// Opens the cursor that [`EngineReads::cursor`](sheaf_engine::contract::EngineReads::cursor)
-    /// returns.
+    /// Opens a cursor over the pairs that have not expired.
     ///
     /// # Errors
     ///
-    /// Returns the errors of that function, and
+    /// Returns the errors of
+    /// [`EngineReads::cursor`](sheaf_engine::contract::EngineReads::cursor), and
     /// [`Error::Corrupt`](sheaf_platform::error::Error::Corrupt) if the keyspace is unusable.
     pub fn open(
+        owner: Arc<dyn KeyspaceOwner>,
+        at: ReadPoint,
+        bounds: Bounds,
+        projection: Projection,
+    ) -> Result<OwnedCursor> {
+        OwnedCursor::try_new(owner, |owner| owner.keyspace().cursor(at, bounds, projection))
+    }
+
+    /// Opens a cursor over all stored pairs. In a keyspace with expiry, values include their
+    /// headers.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`OwnedCursor::open`].
+    pub(crate) fn open_stored(
         owner: Arc<dyn KeyspaceOwner>,
         at: Seq,
         bounds: Bounds,

@@ -6,6 +6,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::expiry::index::is_hidden_name;
 use crate::keyspace::catalog::KeyspaceMap;
 use crate::{KeyspaceState, Store};
 use sheaf_engine::views::{ViewSlot, Views};
@@ -143,14 +144,19 @@ impl<S: Deref<Target = Store>> Drop for View<S> {
 }
 
 impl ViewKeyspaces {
-    /// Returns the keyspaces in the order of their names.
+    /// Returns the keyspaces in the order of their names, without the hidden ones.
     pub fn keyspaces(&self) -> impl Iterator<Item = &Arc<KeyspaceState>> {
+        self.0.values().filter(|keyspace| !is_hidden_name(keyspace.name()))
+    }
+
+    /// Returns all keyspaces, the hidden ones included.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<KeyspaceState>> {
         self.0.values()
     }
 
     /// Returns the keyspace `name`.
     #[must_use]
     pub fn keyspace(&self, name: &str) -> Option<&Arc<KeyspaceState>> {
-        self.0.get(name)
+        self.0.get(name).filter(|_| !is_hidden_name(name))
     }
 }

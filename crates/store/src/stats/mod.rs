@@ -9,6 +9,7 @@ use sheaf_platform::error::PoisonCause;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::changes::{ChangeStats, RetentionChoice};
 use crate::commit::stall::{StallListener, StallStats};
 use sheaf_log::blob::BlobStats;
 use sheaf_log::options::EngineOptions;
@@ -33,6 +34,9 @@ pub struct StoreOptions {
     pub background_threads: usize,
     /// Space limit of the store log, as a multiple of its live bytes.
     pub max_space_amplification: f64,
+    /// Whether the space limit was set explicitly and also bounds engines that keep their data in
+    /// files of their own.
+    pub bounds_engine_files: bool,
     /// Modes of files and directories. `None` selects those of an existing database or of its
     /// source. If there is neither, only the owner has access.
     pub permissions: Option<Permissions>,
@@ -44,6 +48,8 @@ pub struct StoreOptions {
     pub group_commit_mode: GroupCommitMode,
     /// Write checkpoints, so that an opening need not replay the whole logs.
     pub checkpoints: bool,
+    /// Retention of changes for the change feed.
+    pub retain_changes: RetentionChoice,
     /// Callback for waits of writers.
     pub stall_listener: StallListener,
     /// Open a directory that a repair is writing. Without this flag such a directory is refused.
@@ -87,11 +93,13 @@ impl Default for StoreOptions {
             sync_interval: Duration::from_millis(100),
             background_threads: background_threads(),
             max_space_amplification: 1.6,
+            bounds_engine_files: false,
             permissions: None,
             tiny: false,
             inline: false,
             group_commit_mode: GroupCommitMode::default(),
             checkpoints: true,
+            retain_changes: RetentionChoice::Keep,
             stall_listener: StallListener::default(),
             is_repair_output: false,
         }
@@ -210,6 +218,8 @@ pub struct DatabaseStats {
     pub throttles: u64,
     /// Transactions.
     pub transactions: TransactionStats,
+    /// Expiry of pairs.
+    pub expiry: ExpiryStats,
     /// Waits of writers, by kind.
     pub stalls: Vec<StallStats>,
     /// Published checkpoints.
@@ -229,6 +239,8 @@ pub struct DatabaseStats {
     pub caches: Vec<CacheStats>,
     /// Each log.
     pub logs: Vec<LogStats>,
+    /// The change feed.
+    pub changes: ChangeStats,
     /// Statistics of the opening.
     pub opening: OpeningStats,
     /// File descriptors; zeros if the disk does not limit them.
@@ -249,6 +261,21 @@ pub struct TransactionStats {
     pub range_readers: u64,
     /// Bytes of the keys that commits recorded for them; part of [`MemoryStats::buffers`].
     pub recent_key_bytes: u64,
+}
+
+/// Statistics of expiry since the opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExpiryStats {
+    /// Expired pairs that the background removed.
+    pub removed_pairs: u64,
+    /// Entries of the indexes that were dropped because their pair was overwritten or removed.
+    pub dropped_hints: u64,
+    /// Time at which the background has the next work, in milliseconds since 1970. `None` if no
+    /// pair expires; zero if the time is not known yet.
+    pub next_due_ms: Option<u64>,
+    /// Time for which that work has been due.
+    pub lag: Duration,
 }
 
 /// Statistics of an opening.

@@ -8,9 +8,10 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use crate::{
-    BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, CacheStats, CompactionReport,
-    ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport, DatabaseStats, KeyspaceInfo,
-    LogStats, MemoryStats, OpeningStats, StallKind, StallStats, TransactionStats, VerifyReport,
+    BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, CacheStats, ChangeStats,
+    CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
+    DatabaseStats, ExpiryStats, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, StallKind, StallStats,
+    TransactionStats, VerifyReport,
 };
 use sheaf_log::options::EngineOptions;
 use sheaf_log::types::KeyspaceId;
@@ -37,6 +38,7 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
         pinned_bytes,
         throttles,
         transactions,
+        expiry,
         stalls,
         checkpoints,
         checkpoint_bytes,
@@ -46,6 +48,7 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
         memory,
         caches: _,
         logs,
+        changes,
         opening,
         descriptors,
         has_ipc,
@@ -54,6 +57,10 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
     w.u64s([pinned_bytes, throttles, checkpoints, checkpoint_bytes, blob_bytes_written]);
     let TransactionStats { committed, conflicts, range_readers, recent_key_bytes } = transactions;
     w.u64s([committed, conflicts, range_readers, recent_key_bytes]);
+    let ExpiryStats { removed_pairs, dropped_hints, next_due_ms, lag } = expiry;
+    w.u64s([removed_pairs, dropped_hints]);
+    w.option(*next_due_ms, FieldWriter::u64);
+    put_duration(w, *lag);
     put_duration(w, *unsynced_age);
     w.option(*oldest_view_seq, FieldWriter::u64);
     w.u64s(blobs.to_words().each_ref());
@@ -93,6 +100,7 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
     w.u64s([frames_scanned, records_replayed, bytes_cut]);
     w.flag(*has_ipc);
     w.u64s(descriptors.to_words().each_ref());
+    w.u64s(changes.to_words().each_ref());
 }
 
 /// Decodes everything except the caches.
@@ -118,6 +126,12 @@ pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
             conflicts: r.u64()?,
             range_readers: r.u64()?,
             recent_key_bytes: r.u64()?,
+        },
+        expiry: ExpiryStats {
+            removed_pairs: r.u64()?,
+            dropped_hints: r.u64()?,
+            next_due_ms: r.option(FieldReader::u64)?,
+            lag: Duration::from_nanos(r.u64()?),
         },
         unsynced_age: Duration::from_nanos(r.u64()?),
         oldest_view_seq: r.option(FieldReader::u64)?,
@@ -153,6 +167,11 @@ pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
         },
         has_ipc: r.flag()?,
         descriptors: DescriptorStats::from_words([r.u64()?, r.u64()?, r.u64()?]),
+        changes: ChangeStats::from_words({
+            let mut words = [0; 8];
+            words.iter_mut().try_for_each(|word| r.u64().map(|read| *word = read))?;
+            words
+        }),
     })
 }
 
@@ -420,6 +439,12 @@ mod tests {
                 conflicts: 7,
                 range_readers: 2,
                 recent_key_bytes: 90,
+            },
+            expiry: ExpiryStats {
+                removed_pairs: 5,
+                dropped_hints: 2,
+                next_due_ms: Some(1 << 40),
+                lag: Duration::from_millis(3),
             },
             poisoned: Some(PoisonCause::Sync),
             memory: MemoryStats { budget: 6, index: 4, versions: 2, buffers: 1, cache: 3 },

@@ -229,8 +229,8 @@ pub fn beyond_the_budget_only_new_keys_are_refused(fixture: &Fixture) {
     if fixture.subject.has_paged_index() {
         return an_index_beyond_the_budget_takes_new_keys(fixture);
     }
-    // Tiny segments have a few KiB: filling 2 MiB of memory would create 75,000 of them.
-    let budget = if fixture.setting.tiny { 1 << 20 } else { 2 << 20 };
+    // Tiny segments have a few KiB: filling 1 MiB of memory would create 37,000 of them.
+    let budget = if fixture.setting.tiny { 1 << 19 } else { 1 << 20 };
     let db = fixture.builder().memory(budget).open(fixture.path()).unwrap();
     let ks = fixture.keyspace(&db, "a");
     let mut count = 0usize;

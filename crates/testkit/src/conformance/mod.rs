@@ -19,8 +19,10 @@
 #![expect(missing_docs, clippy::unwrap_used, reason = "names are promises; a broken one panics")]
 
 pub mod batches;
+pub mod changes;
 pub mod closing;
 pub mod concurrency;
+pub mod expiry;
 pub mod full_disk;
 pub mod idle;
 pub mod keyspaces;
@@ -183,6 +185,24 @@ macro_rules! conformance {
                 transact_retries_until_it_commits
                 iteration_merges_the_changes_of_the_transaction
             }
+            $crate::promises! { $subject, EVERYWHERE, changes:
+                the_feed_delivers_each_commit_once_and_in_order
+                a_replica_equals_the_original_through_reopens_and_kills
+                expired_pairs_leave_the_feed_as_expirations
+                gc_and_checkpoints_take_no_change_from_the_feed
+                a_large_value_is_a_reference_and_outlives_its_overwrite
+                a_slow_consumer_is_too_old_and_can_start_again
+                a_foreign_or_future_position_is_refused
+                a_named_cursor_keeps_its_changes_and_its_position
+                filters_select_keyspaces_and_prefixes
+                a_restored_database_has_another_feed
+                loads_and_conversions_are_one_change
+                retention_that_ends_frees_its_files
+                a_task_that_waits_is_woken_once_there_is_a_change
+            }
+            $crate::promises! { $subject, THREADED, changes:
+                a_consumer_that_waits_is_woken
+            }
             $crate::promises! { $subject, THREADED, serializability:
                 concurrent_transactions_are_serializable
             }
@@ -289,6 +309,30 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, TINY_STEPPED, snapshots:
                 pinned_data_of_a_dropped_keyspace_is_not_counted_live
+            }
+            $crate::promises! { $subject, STEPPED, expiry:
+                an_expired_pair_is_absent_for_every_read
+                conditional_calls_treat_an_expired_pair_as_missing
+                snapshots_and_transactions_decide_with_the_time_of_their_creation
+                the_background_removes_expired_pairs_and_frees_their_space
+                a_pair_that_got_another_time_stays
+                a_clock_that_goes_back_returns_no_removed_pair
+                invalid_times_to_live_write_nothing
+                a_default_time_to_live_holds_for_every_put
+                large_values_are_streamed_with_their_time
+                times_survive_reopening_kills_and_power_cuts
+                an_index_lives_and_ends_with_its_keyspace
+                conversions_keep_the_times
+                bulk_loads_take_times
+                backups_keep_the_times
+                a_repair_and_a_lost_index_keep_the_times
+            }
+            $crate::promises! { $subject, TINY_STEPPED, expiry:
+                an_idle_database_waits_for_the_next_time_without_writing
+                an_overwrite_next_to_the_removal_stays
+            }
+            $crate::promises! { $subject, THREADED, expiry:
+                expired_pairs_disappear_without_a_call
             }
             $crate::promises! { $subject, EVERYWHERE, try_gets:
                 a_try_get_returns_the_value_or_would_read
@@ -413,6 +457,7 @@ mod tests {
             include_str!("concurrency.rs"),
             include_str!("try_writes.rs"),
             include_str!("idle.rs"),
+            include_str!("expiry.rs"),
         ];
         for name in areas.iter().flat_map(|area| area.split("\npub fn ").skip(1)) {
             let name = name.split('(').next().unwrap_or_default();

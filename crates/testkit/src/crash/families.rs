@@ -343,7 +343,7 @@ macro_rules! crash_suite {
 
             #[test]
             fn cleaning_and_checkpoints_survive_every_power_cut() {
-                holds(WorkloadFamily::Loaded, 10_000, 10_000);
+                holds(WorkloadFamily::Loaded, 6_000, 6_000);
             }
 
             #[test]
@@ -353,7 +353,7 @@ macro_rules! crash_suite {
 
             #[test]
             fn cleaning_and_checkpoints_lose_nothing_and_bring_nothing_back() {
-                holds(WorkloadFamily::Busy, 7_000, 7_000);
+                holds(WorkloadFamily::Busy, 5_000, 5_000);
             }
 
             #[test]
@@ -368,7 +368,7 @@ macro_rules! crash_suite {
 
             #[test]
             fn torn_sectors_odd_lengths_and_garbage_are_no_commits() {
-                holds(WorkloadFamily::Torn, 7_000, 7_000);
+                holds(WorkloadFamily::Torn, 5_000, 5_000);
             }
 
             #[test]

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use sheaf::{Database, Durability, Error, Iter, Keyspace, Result, Snapshot, Value};
 
-use super::steps::{ConcurrentChange, KEYS, ModelStep, RangeCommit, RangeSpec, SPACES, ValueSpec, key_of};
+use super::steps::{
+    ConcurrentChange, EXPIRING, KEYS, ModelStep, RangeCommit, RangeSpec, SPACES, ValueSpec, key_of,
+};
 use crate::fixture::{Fixture, TestSetting, TestSubject};
 
 const NAMES: [&str; SPACES as usize] = ["a", "b", "c"];
@@ -49,12 +51,14 @@ struct OpenIter {
 }
 
 pub(super) struct ModelRunner<'a> {
-    fixture: &'a Fixture,
+    pub(super) fixture: &'a Fixture,
     db: Option<Database>,
     spaces: Vec<Keyspace>,
-    maps: [ModelMap; SPACES as usize],
+    pub(super) maps: [ModelMap; SPACES as usize],
     snapshots: Vec<(Snapshot, [ModelMap; SPACES as usize])>,
     iters: Vec<OpenIter>,
+    /// Time of each put that expires, with its key and value.
+    pub(super) expiring: Vec<(u64, Vec<u8>, Arc<[u8]>)>,
     digest: u32,
     phase: u16,
 }
@@ -181,6 +185,7 @@ impl<'a> ModelRunner<'a> {
             maps: Default::default(),
             snapshots: Vec::new(),
             iters: Vec::new(),
+            expiring: Vec::new(),
             digest: 0,
             phase: 0,
         };
@@ -197,7 +202,13 @@ impl<'a> ModelRunner<'a> {
 
     fn create_keyspace(&self, db: &Database, space: u8) -> Keyspace {
         let name = NAMES[usize::from(space)];
-        if space == 1 { self.fixture.other_keyspace(db, name) } else { self.fixture.keyspace(db, name) }
+        match space {
+            1 => self.fixture.other_keyspace(db, name),
+            EXPIRING => {
+                db.keyspace(name, self.fixture.subject.options().expiry()).expect("the keyspace opens")
+            }
+            _ => self.fixture.keyspace(db, name),
+        }
     }
 
     pub(super) fn db(&self) -> &Database {
@@ -235,6 +246,8 @@ impl<'a> ModelRunner<'a> {
                 self.set(*space, *key, Some(*value));
                 self.check_get(*space, *key)
             }
+            ModelStep::PutExpiring { key, value, ttl_ms } => self.put_expiring(*key, *value, *ttl_ms),
+            ModelStep::PersistKey(key) => self.persist_key(*key),
             ModelStep::Remove(space, key) => {
                 expect_ok("remove", self.space(*space).remove(key_of(*key)))?;
                 self.set(*space, *key, None);
@@ -297,6 +310,7 @@ impl<'a> ModelRunner<'a> {
             ModelStep::Background => expect_ok("pump", self.db().pump()).map(drop),
             ModelStep::AdvanceClock(ms) => {
                 self.fixture.advance(Duration::from_millis(*ms));
+                self.expire();
                 Ok(())
             }
             ModelStep::Reopen => self.reopen(true).and_then(|()| self.compare_all()),
@@ -363,6 +377,7 @@ impl<'a> ModelRunner<'a> {
     }
 
     fn update(&mut self, space: u8, key: u16, how: u8, meddle: ConcurrentChange) -> StepResult {
+        self.remove_expired()?; // a pair that is still stored makes a removal a change
         let name = key_of(key);
         let before = self.map(space).get(&name).cloned();
         let ks = self.space(space).clone();

@@ -1,6 +1,7 @@
 //! # Model checker: random operations compared with a sorted map
 //!
-//! A seed generates a sequence of steps over three keyspaces of two engines: writes of every kind,
+//! A seed generates a sequence of steps over three keyspaces of two engines, one of them with
+//! expiry and an injected clock: writes of every kind,
 //! snapshots and iterators that stay open, background work, clean reopenings and kills. Each result
 //! is compared with that of a `BTreeMap`, and at intervals the whole content is compared. In inline
 //! mode the seed determines the whole run, so one line replays a failure. The shrinker then removes
@@ -21,6 +22,7 @@
 //! so the model cannot see a `Buffer` write that only a power cut loses.
 
 mod execute;
+mod expiry;
 mod run;
 mod shrink;
 mod steps;

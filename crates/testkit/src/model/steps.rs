@@ -11,6 +11,8 @@ use crate::fixture::TestSetting;
 
 /// Keyspaces: 0 and 2 use the engine under test, 1 the other engine.
 pub(super) const SPACES: u8 = 3;
+/// Keyspace with expiry.
+pub(super) const EXPIRING: u8 = 2;
 /// Number of keys.
 pub(super) const KEYS: u16 = 120;
 
@@ -57,6 +59,8 @@ pub struct RangeCommit {
 #[expect(missing_docs, reason = "named after the verbs they call")]
 pub enum ModelStep {
     Put(u8, u16, ValueSpec),
+    PutExpiring { key: u16, value: ValueSpec, ttl_ms: u64 },
+    PersistKey(u16),
     Remove(u8, u16),
     Batch { ops: Vec<(u8, u16, Option<ValueSpec>)>, expects: Vec<(u8, u16, bool)>, sync: bool },
     Swap { space: u8, key: u16, right: bool, new: Option<ValueSpec> },
@@ -200,7 +204,12 @@ impl StepGenerator {
 
     fn step(&mut self, setting: TestSetting) -> ModelStep {
         match self.below(1000) {
-            0..=209 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            0..=189 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            190..=206 => {
+                let (key, value) = (self.key(), self.value(setting));
+                ModelStep::PutExpiring { key, value, ttl_ms: 1 + self.0.next() % 400 }
+            }
+            207..=209 => ModelStep::PersistKey(self.key()),
             210..=239 => ModelStep::Transact(self.transaction(setting)),
             240..=253 => ModelStep::InsertIfAbsent(self.space(), self.key(), self.value(setting)),
             254..=259 => ModelStep::Pop { space: self.space(), back: self.one_in(2) },

@@ -30,6 +30,7 @@ type Changes = BTreeMap<(u8, Vec<u8>), Option<Bytes>>;
 
 impl ModelRunner<'_> {
     pub(super) fn transact(&mut self, step: &TransactionStep) -> StepResult {
+        self.remove_expired()?; // a pair that is still stored makes a removal a change
         let tx = expect_ok("transaction", self.db().transaction())?;
         for (space, key) in &step.reads {
             let got = to_owned_value(expect_ok("get", tx.get(self.space(*space), key_of(*key)))?);

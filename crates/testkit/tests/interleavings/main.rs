@@ -6,6 +6,7 @@
 
 #![cfg(shuttle)]
 
+mod changes;
 mod closing;
 mod committing;
 mod converting;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf::{Builder, Database, Durability, Keyspace, KeyspaceOptions};
-use sheaf_platform::clock::{Clock, ManualClock};
+use sheaf_platform::clock::{Clock, ManualClock, UnixMillis};
 use sheaf_platform::sync::explore;
 use sheaf_platform::sync::thread::JoinHandle;
 use sheaf_sim::SimDisk;
@@ -39,8 +40,8 @@ impl Clock for AutoAdvancingClock {
         self.0.now()
     }
 
-    fn unix_seconds(&self) -> u64 {
-        self.0.unix_seconds()
+    fn unix_millis(&self) -> UnixMillis {
+        self.0.unix_millis()
     }
 }
 

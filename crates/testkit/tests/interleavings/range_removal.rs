@@ -1,4 +1,4 @@
-//! Removals of ranges next to other commits (decisions/0053, scenario W43).
+//! Removals of ranges next to other commits (decisions/0053, scenario W44).
 
 use std::sync::Mutex;
 

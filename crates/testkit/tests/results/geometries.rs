@@ -15,16 +15,16 @@ fn child_of_the_kill_loop() {
 
 /// Runs the suites for one of them.
 fn run_suites(subject: &TestSubject) {
-    model::run(subject, 3, Budget::cases(8_000)).must_hold(8_000);
+    model::run(subject, 3, Budget::cases(6_000)).must_hold(6_000);
     for family in WorkloadFamily::ALL.into_iter().filter(|family| *family != WorkloadFamily::Sorted) {
-        let cases = if family == WorkloadFamily::Loaded { 40 } else { 120 };
+        let cases = if family == WorkloadFamily::Loaded { 20 } else { 60 };
         run_family(family, subject, 1, Budget::cases(cases)).must_hold(cases);
     }
     corruption::sweep::run(subject, 1, Budget::cases(300)).must_hold(300);
     fuzz::run(subject, 1, Budget::cases(300)).must_hold(300);
     linearizability::run(subject, 1, Budget::cases(2_000)).must_hold(2_000);
-    let faults = faults::every_nth_call(subject, 5, 40, 23, Budget::seconds(f64::INFINITY));
-    assert!(faults.failures.is_empty() && faults.runs > 50, "{faults}: {:?}", faults.failures);
+    let faults = faults::every_nth_call(subject, 5, 40, 37, Budget::seconds(f64::INFINITY));
+    assert!(faults.failures.is_empty() && faults.runs > 30, "{faults}: {:?}", faults.failures);
     backups::backup_chain(subject, &subject.engines(), 1).unwrap_or_else(|why| panic!("{subject:?}: {why}"));
     let scratch = sheaf_testkit::fixture::scratch_dir(env!("CARGO_TARGET_TMPDIR"));
     let child = ChildLauncher::test(concat!(module_path!(), "::child_of_the_kill_loop"));
@@ -48,7 +48,7 @@ macro_rules! geometry {
     };
 }
 
-geometry!(cedrus_narrow cedrus_wide flex_wide delsm_steep);
+geometry!(cedrus_narrow cedrus_wide flex_wide flex_bounded delsm_steep);
 
 /// Entries that `cedrus` defers at opening, removals included, are applied before GC removes their
 /// segments: after a kill, GC runs before the first read. One step applies eight parts, so many

@@ -18,6 +18,7 @@ struct Words {
     profile: String,
     update: bool,
     skip_leveldb: bool,
+    skip_header: bool,
     gets: bool,
     install: Option<PathBuf>,
 }
@@ -28,6 +29,7 @@ impl Words {
             profile: "release".to_owned(),
             update: false,
             skip_leveldb: false,
+            skip_header: false,
             gets: false,
             install: None,
         };
@@ -39,6 +41,7 @@ impl Words {
                 "--install" => parsed.install = Some(PathBuf::from(value()?)),
                 "--update" => parsed.update = true,
                 "--skip-leveldb" => parsed.skip_leveldb = true,
+                "--skip-header" => parsed.skip_header = true,
                 "--gets" => parsed.gets = true,
                 other => return Err(format!("unknown argument {other}; see `cargo xtask --help`")),
             }
@@ -125,7 +128,9 @@ pub(crate) fn bindings(words: &[String]) -> Result<(), String> {
     if words.gets {
         return gets::compare(&toolchain, &words.profile);
     }
-    step(header)?;
+    if !words.skip_header {
+        step(header)?;
+    }
     c::check_guide(&project_root())?;
     c::test(&toolchain)?;
     install::test(&toolchain)?;

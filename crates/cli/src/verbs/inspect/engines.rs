@@ -15,5 +15,9 @@ pub(crate) fn run() -> Result {
             writeln!(out, "  {option}\n      {}", option.help)?;
         }
     }
+    writeln!(out, "{name}every engine{name:#}")?;
+    for option in sheaf::keyspace_options() {
+        writeln!(out, "  {option}\n      {}", option.help)?;
+    }
     Ok(out.flush()?)
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 use sheaf::{
-    BlobStats, CacheStats, DatabaseOverview, DatabaseStats, DescriptorStats, KeyspaceOverview, LogStats,
-    StallKind, StallStats, TransactionStats,
+    BlobStats, CacheStats, DatabaseOverview, DatabaseStats, DescriptorStats, ExpiryStats, KeyspaceOverview,
+    LogStats, StallKind, StallStats, TransactionStats,
 };
 
 use crate::args::ReportArgs;
@@ -70,9 +70,24 @@ fn print(out: &mut impl Write, path: &Path, all: &DatabaseOverview) -> Result {
         let (states, held) = (many(stats.pinned_states, "pinned state"), size(stats.pinned_bytes));
         writeln!(out, "  {states} of backups and readers: {held} cannot be reclaimed")?;
     }
+    if stats.changes.is_retaining {
+        let (segments, bytes) =
+            (many(stats.changes.retained_segments, "log file"), size(stats.changes.retained_bytes));
+        let cursors = many(stats.changes.cursors, "cursor");
+        writeln!(
+            out,
+            "  changes after commit {} retained: {segments}, {bytes}, {cursors}",
+            stats.changes.oldest_seq
+        )?;
+    }
     let TransactionStats { committed, conflicts, .. } = stats.transactions;
     if committed + conflicts > 0 {
         writeln!(out, "  {}, {}", many(committed, "transaction"), many(conflicts, "conflict"))?;
+    }
+    let ExpiryStats { removed_pairs, dropped_hints, next_due_ms, lag, .. } = stats.expiry;
+    if removed_pairs + dropped_hints > 0 || next_due_ms.is_some() {
+        let due = if lag.is_zero() { String::new() } else { format!(", late by {}", time(lag)) };
+        writeln!(out, "  {} expired and removed{due}", many(removed_pairs, "pair"))?;
     }
     print_stalls(out, stats)?;
     writeln!(out, "{heading}keyspaces{heading:#}")?;
@@ -163,6 +178,22 @@ pub(crate) fn as_json(all: &DatabaseOverview) -> Json {
             "conflicts": stats.transactions.conflicts,
             "range_readers": stats.transactions.range_readers,
             "recent_key_bytes": stats.transactions.recent_key_bytes,
+        },
+        "expiry": {
+            "removed_pairs": stats.expiry.removed_pairs,
+            "dropped_hints": stats.expiry.dropped_hints,
+            "next_due_ms": stats.expiry.next_due_ms,
+            "lag_seconds": stats.expiry.lag.as_secs_f64(),
+        },
+        "changes": {
+            "is_retaining": stats.changes.is_retaining,
+            "oldest": stats.changes.oldest_seq,
+            "retained_segments": stats.changes.retained_segments,
+            "retained_bytes": stats.changes.retained_bytes,
+            "retained_blobs": stats.changes.retained_blobs,
+            "trimmed_segments": stats.changes.trimmed_segments,
+            "cursors": stats.changes.cursors,
+            "slowest_cursor": stats.changes.slowest_cursor_seq,
         },
         "stalls": stats.stalls.iter().map(stall_as_json).collect::<Vec<_>>(),
         "checkpoints": stats.checkpoints,

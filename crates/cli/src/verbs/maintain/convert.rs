@@ -166,7 +166,7 @@ fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64
         return Ok(None);
     };
     let options = BulkLoadOptions::default().engine(&args.to);
-    let chosen = &args.chosen.options;
+    let chosen = args.chosen.all();
     let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
     let mut loader = db.bulk_load("sample", options)?;
     for (key, value) in &sample {

@@ -11,12 +11,13 @@ use std::io::Write;
 
 use clap::Args;
 use indicatif::ProgressBar;
+use sheaf::Expiry;
 
 use crate::args::KeyspaceArgs;
-use crate::dump_reader::{DUMP_HEADER, last_line};
+use crate::dump_reader::{DUMP_HEADER, EXPIRY_DUMP_HEADER, NEVER, last_line};
 use crate::failure::{Failure, Result};
 use crate::output::{is_terminal, pair_bar, print_message, stdout};
-use crate::text_format::escape;
+use crate::text_format::{escape, unix_millis};
 
 /// Arguments of `dump`.
 #[derive(Debug, Args)]
@@ -32,19 +33,26 @@ pub(crate) struct Dump {
 }
 
 pub(crate) fn run(args: &Dump) -> Result {
-    let (_db, keyspace) = args.target.open_read_only()?;
+    let (db, keyspace) = args.target.open_read_only()?;
+    let has_expiry = keyspace.options().get("expiry") == Some(1);
     let count = match keyspace.len() {
         Err(error) if error.is_corrupt() && args.skip_damaged => 0,
         count => count?,
     };
     let bar = if is_terminal() { ProgressBar::hidden() } else { pair_bar("dump", count) };
+    // One snapshot for the pairs and their times.
+    let keyspace = db.snapshot()?.keyspace(&keyspace)?;
     let mut pairs = keyspace.iter()?;
     let mut page = DumpWriter { out: stdout(), lines: 0, sum: 0, last: String::new() };
+    let has_times = has_expiry && !args.plain;
     if !args.plain {
-        writeln!(page.out, "{DUMP_HEADER}")?;
+        writeln!(page.out, "{}", if has_times { EXPIRY_DUMP_HEADER } else { DUMP_HEADER })?;
     }
     let mut damages = 0;
-    while let Some(written) = pairs.next_with(|key, value| page.write_pair(key, value)) {
+    while let Some(written) = pairs.next_with(|key, value| {
+        let expiry = if has_times { keyspace.expires_at(key)? } else { None };
+        Ok::<_, Failure>(page.write_pair(key, value, expiry)?)
+    }) {
         match written {
             Err(error) if error.is_corrupt() && args.skip_damaged => {
                 damages += 1;
@@ -77,11 +85,16 @@ struct DumpWriter<W> {
 }
 
 impl<W: Write> DumpWriter<W> {
-    fn write_pair(&mut self, key: &[u8], value: &[u8]) -> std::io::Result<()> {
+    fn write_pair(&mut self, key: &[u8], value: &[u8], expiry: Option<Expiry>) -> std::io::Result<()> {
         self.last.clear();
         escape(key, &mut self.last);
         let end = self.last.len();
         self.last.push('\t');
+        match expiry {
+            None => {}
+            Some(Expiry::Never) => self.last.push_str(&format!("{NEVER}\t")),
+            Some(Expiry::At(time)) => self.last.push_str(&format!("{}\t", unix_millis(time))),
+        }
         escape(value, &mut self.last);
         self.last.push('\n');
         self.lines += 1;

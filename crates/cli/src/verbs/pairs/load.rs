@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{Batch, BulkLoadOptions, Database, Durability, Error, IoOp, Keyspace, ValueWriter};
+use sheaf::{Batch, BulkLoadOptions, Database, Durability, Error, Expiry, IoOp, Keyspace, ValueWriter};
 
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
 use crate::dump_reader::{DumpReader, InputPair, LineError};
@@ -118,7 +118,7 @@ fn sink(args: &LoadArgs) -> Result<(Database, PairSink)> {
         Some(engine) => options.engine(engine),
         None => options,
     };
-    let chosen = &args.creation.chosen.options;
+    let chosen = args.creation.chosen.all();
     let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
     let loader = db.bulk_load(&args.target.keyspace, options).map_err(|error| match error {
         Error::InvalidArgument { argument: "keyspace", .. } => {
@@ -128,7 +128,7 @@ fn sink(args: &LoadArgs) -> Result<(Database, PairSink)> {
         }
         other => other.into(),
     })?;
-    Ok((db, PairSink::Sorted(Some(loader))))
+    Ok((db, PairSink::Sorted(Some(Box::new(loader)))))
 }
 
 impl LoadArgs {
@@ -159,7 +159,7 @@ fn open(path: &Path) -> Result<(File, ProgressBar)> {
 enum PairSink {
     Batches(BatchSink),
     /// All at once, in the order of keys; `None` once it has ended.
-    Sorted(Option<sheaf::BulkLoader>),
+    Sorted(Option<Box<sheaf::BulkLoader>>),
 }
 
 /// Batches of pairs, one commit each.
@@ -190,8 +190,11 @@ impl BatchSink {
 
 impl BatchSink {
     /// Commits a pair with the value that `from` contains. Returns the bytes of the value.
-    fn stream(&mut self, key: &[u8], from: &mut dyn io::Read) -> sheaf::Result<u64> {
-        let mut writer: ValueWriter = self.keyspace.writer(key)?;
+    fn stream(&mut self, key: &[u8], from: &mut dyn io::Read, expiry: Option<Expiry>) -> sheaf::Result<u64> {
+        let mut writer: ValueWriter = match expiry {
+            Some(expiry) => self.keyspace.writer_with_expiry(key, expiry)?,
+            None => self.keyspace.writer(key)?,
+        };
         io::copy(from, &mut writer)
             .map_err(|error| sheaf::Error::io(IoOp::Read, Path::new("a value"), error))?;
         let bytes = writer.len();
@@ -242,11 +245,14 @@ impl PairLoader<'_> {
         Ok(())
     }
 
-    fn pair(&mut self, InputPair { key, value, .. }: &InputPair, line: u64) -> Result {
+    fn pair(&mut self, InputPair { key, value, expiry, .. }: &InputPair, line: u64) -> Result {
         match &mut self.sink {
             PairSink::Batches(batches) => {
                 batches.bytes += key.len() + value.len();
-                batches.batch.insert(&batches.keyspace, key, value);
+                match expiry {
+                    Some(expiry) => batches.batch.insert_with_expiry(&batches.keyspace, key, value, *expiry),
+                    None => batches.batch.insert(&batches.keyspace, key, value),
+                };
                 if batches.batch.len() >= BATCH_PAIRS || batches.bytes >= BATCH_BYTES {
                     let flushed = batches.flush();
                     self.loaded += flushed.map_err(|error| self.database_failure(error))?;
@@ -254,7 +260,10 @@ impl PairLoader<'_> {
                 Ok(())
             }
             PairSink::Sorted(loader) => {
-                let pushed = loader.as_mut().map_or(Ok(()), |loader| loader.push(key, value));
+                let pushed = loader.as_mut().map_or(Ok(()), |loader| match expiry {
+                    Some(expiry) => loader.push_with_expiry(key, value, *expiry),
+                    None => loader.push(key, value),
+                });
                 pushed.map_err(|error| self.pair_failure(line, error))
             }
         }
@@ -271,14 +280,16 @@ impl PairLoader<'_> {
                 let flushed = batches.flush(); // keeps the order of the file
                 self.loaded += flushed.map_err(|error| self.database_failure(error))?;
                 let PairSink::Batches(batches) = &mut self.sink else { return Ok(()) };
-                batches.stream(&pair.key, &mut value).map(|bytes| {
+                batches.stream(&pair.key, &mut value, pair.expiry).map(|bytes| {
                     self.loaded += 1;
                     streamed = bytes;
                 })
             }
-            PairSink::Sorted(Some(loader)) => loader.push_reader(&pair.key, &mut value).map(|bytes| {
-                streamed = bytes;
-            }),
+            PairSink::Sorted(Some(loader)) => match pair.expiry {
+                Some(expiry) => loader.push_reader_with_expiry(&pair.key, &mut value, expiry),
+                None => loader.push_reader(&pair.key, &mut value),
+            }
+            .map(|bytes| streamed = bytes),
             PairSink::Sorted(None) => Ok(()),
         };
         let wrong = rest.error.take();
@@ -321,7 +332,9 @@ impl PairLoader<'_> {
                            (`LC_ALL=C sort`), or load without --sorted";
                 self.line_failure(line, LineError::Line(why.to_owned()))
             }
-            error @ Error::TooLarge { .. } => self.line_failure(line, LineError::Line(error.to_string())),
+            error @ (Error::TooLarge { .. } | Error::InvalidArgument { argument: "ttl", .. }) => {
+                self.line_failure(line, LineError::Line(error.to_string()))
+            }
             other => self.database_failure(other),
         }
     }

@@ -7,3 +7,4 @@ pub(crate) mod load;
 pub(crate) mod path;
 pub(crate) mod put;
 pub(crate) mod scan;
+pub(crate) mod ttl;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use clap::Args;
 use sheaf::Durability;
@@ -21,6 +22,9 @@ pub(crate) struct Put {
     pub(crate) creation: CreateArgs,
     #[command(flatten)]
     pub(crate) durable: DurabilityArgs,
+    /// Remove the pair after this time, such as 30s, 10m or 7d; a new keyspace gets expiry=on
+    #[arg(long, value_name = "DURATION", value_parser = text_format::parse_duration)]
+    pub(crate) ttl: Option<Duration>,
     /// Read KEY and VALUE as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
@@ -45,8 +49,11 @@ pub(crate) fn run(args: &Put) -> Result {
         }
         _ => (decode_argument(&args.value, args.hex)?, Box::new(io::empty())),
     };
-    let (db, keyspace) = args.target.open_or_create(&args.creation)?;
-    let mut writer = keyspace.writer(key)?;
+    let (db, keyspace) = args.target.open_or_create_with(&args.creation, args.ttl.is_some())?;
+    let mut writer = match args.ttl {
+        Some(ttl) => keyspace.writer_with_ttl(key, ttl)?,
+        None => keyspace.writer(key)?,
+    };
     writer.write_all(&first)?;
     let mut chunk = vec![0; CHUNK];
     loop {

@@ -29,6 +29,11 @@ const CHECKPOINT_LOG_BYTES: u64 = 512 << 20;
 /// Pressure, in percent, of an amount of waste that makes a memtable due. At one and a half times
 /// that amount writers are throttled.
 const WASTE_PRESSURE: u64 = 69;
+/// Like [`WASTE_PRESSURE`] under a bound of disk space: writers are throttled as soon as the waste
+/// of both memtables is that of a due one.
+const BOUNDED_WASTE_PRESSURE: u64 = 100;
+/// Largest percentage of the new keys of a memtable that is no waste of the journal under a bound.
+const MAX_BOUNDED_FRESH: u64 = 50;
 /// Pressure, in percent, of an amount of memory that makes a memtable due. All of it stays
 /// allocated until the flush ends, and the memtables must not take more than twice as much.
 const MEMORY_PRESSURE: u64 = 103;
@@ -49,6 +54,9 @@ impl FlexEngine {
         } else {
             self.new_key_percent.load(Ordering::Relaxed)
         };
+        // A bound also counts the copies of new keys that the flush makes.
+        let fresh =
+            fresh.min(if self.space_account.journal_due().is_some() { MAX_BOUNDED_FRESH } else { 100 });
         logged - first / 100 * fresh.min(100)
     }
 
@@ -63,8 +71,19 @@ impl FlexEngine {
     /// flushed and superseded versions in the space, it adds up to about the configured limit of
     /// disk space.
     fn max_waste(&self) -> u64 {
+        if let Some(due) = self.space_account.journal_due() {
+            return due.max(self.sizes.min_waste);
+        }
         let live = self.live_bytes.load(Ordering::Relaxed);
         self.sizes.percent_of(live, self.sizes.journal_waste_percent).max(self.sizes.min_waste)
+    }
+
+    /// Whether the active memtable has so many bytes in the journal that its flush would exceed the
+    /// bound of disk space. The flush duplicates them.
+    fn is_journal_over_account(&self) -> bool {
+        let live = self.live_bytes.load(Ordering::Relaxed);
+        let most = self.space_account.max_logged(live);
+        most.is_some_and(|most| self.memtable_sum(SUM_LOGGED) > most.max(8 * self.sizes.min_waste))
     }
 
     /// Whether scans have lost more time to the active memtable than its flush takes.
@@ -131,6 +150,7 @@ impl EnginePressure for FlexEngine {
         let is_worth_it = active.count() * 8 > self.sizes.max_in_memory_bytes;
         active.bytes() > self.memory_share(MEMTABLE_SHARE, state)
             || self.wasted_log_bytes() > self.max_waste()
+            || self.is_journal_over_account()
             || (rests && self.is_image_profitable())
             || active.ranges().is_flush_due(rests && state.index.tree.entries() > 0, guard)
             || (is_worth_it && (rests || self.is_scan_cost_exceeded(state)))
@@ -153,8 +173,9 @@ impl EnginePressure for FlexEngine {
             let waits = self.unflushed_part(frozen).saturating_add(active);
             waits.saturating_mul(pace).checked_div(due).unwrap_or(0)
         };
+        let is_bounded = self.space_account.journal_due().is_some();
         let waste = of(
-            WASTE_PRESSURE,
+            if is_bounded { BOUNDED_WASTE_PRESSURE } else { WASTE_PRESSURE },
             self.frozen_progress[0].load(Ordering::Relaxed),
             self.wasted_log_bytes(),
             self.max_waste(),

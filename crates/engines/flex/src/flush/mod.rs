@@ -35,6 +35,8 @@ use crate::index::table::{IntervalPlan, IntervalTable};
 
 /// Maintenance steps of the space for each flush step, while the space has work.
 const MAINTENANCE_STEPS: usize = 8;
+/// Like [`MAINTENANCE_STEPS`], while the space exceeds its part of the bound of disk space.
+const MAX_MAINTENANCE_STEPS: usize = 64;
 /// Changes of a step on a full disk.
 const MIN_STEP_CHANGES: usize = 4;
 
@@ -101,8 +103,9 @@ impl FlexEngine {
         if let Some(space) = &table.space {
             // One step of garbage collection examines a small part of the space's index. Several
             // steps free garbage as fast as it is created.
-            for _ in 0..MAINTENANCE_STEPS {
-                if !space.maintain_busy()? {
+            for step in 0..MAX_MAINTENANCE_STEPS {
+                let goes_on = step < MAINTENANCE_STEPS || self.space_account.is_space_over(space);
+                if !goes_on || !space.maintain_busy()? {
                     break;
                 }
             }

@@ -216,6 +216,7 @@ impl FlexEngine {
             plan.sample_new_keys(0, u32::try_from(changes.len()).unwrap_or(u32::MAX), changes.len());
             plan.counts.inserted += planned_intervals.len() as u64;
             plan.counts.bytes += bytes_of(&planned_intervals);
+            plan.counts.inserted_bytes += bytes_of(&planned_intervals);
             let at = last.map_or(0, |(entry, _)| entry.start + entry.len);
             let separator = last.map_or(Separator::LOWEST, |(entry, _)| entry.item.separator);
             plan.changes.push(PlannedChange {
@@ -378,6 +379,7 @@ impl FlexEngine {
         };
         plan.counts.appended += 1;
         plan.counts.bytes += data.len() as u64;
+        plan.counts.appended_bytes += data.len() as u64;
         plan.sample_new_keys(slot.interval_counts().live, interval_counts.live, changes.len());
         plan.changes.push(PlannedChange {
             at: entry.start,

@@ -7,7 +7,8 @@
 //! ## Costs
 //!
 //! A sweep reads the counts of each interval once, some thousand in a step. A rewrite writes at
-//! most four bytes for each byte that it gains, as far as the counts tell. The file system gets the
+//! most four bytes for each byte that it gains (eleven under a bound of disk space), as far as the
+//! counts tell. The file system gets the
 //! gained bytes back after the next checkpoint. While the keyspace is idle, a checkpoint is due
 //! when sweeps have gained as many bytes as the index takes in the image.
 
@@ -26,12 +27,14 @@ use crate::index::table::{IntervalPlan, IntervalTable};
 /// Number of intervals that a step examines.
 const INTERVALS_PER_STEP: usize = 4096;
 
-/// Whether a rewrite gains a fifth of the interval, as far as is known.
-fn has_enough_garbage(interval_counts: IntervalCounts) -> bool {
+/// Whether a rewrite gains at least `percent` of the live versions of the interval, as far as is
+/// known.
+fn has_enough_garbage(interval_counts: IntervalCounts, percent: u64) -> bool {
     match interval_counts.live {
         UNKNOWN_LIVE => interval_counts.runs > 1,
         live => {
-            interval_counts.entries > live && u64::from(interval_counts.entries - live) * 4 >= u64::from(live)
+            interval_counts.entries > live
+                && u64::from(interval_counts.entries - live) * 100 >= u64::from(live) * percent
         }
     }
 }
@@ -83,6 +86,7 @@ impl FlexEngine {
         let start = index.find(from).map_or(0, |entry| entry.start);
         let mut next = None;
         let mut gained = 0;
+        let gain = self.sizes.sweep_gain_percent;
         for (number, entry) in index.tree.range(start).enumerate() {
             let is_planned = plan.changes.last().is_some_and(|last| last.at + last.len > entry.start);
             if is_planned {
@@ -95,7 +99,7 @@ impl FlexEngine {
                 next = Some(index.separator_bytes(&entry.item));
                 break;
             }
-            if has_enough_garbage(self.interval_cache.slots.get(entry.item.slot).interval_counts()) {
+            if has_enough_garbage(self.interval_cache.slots.get(entry.item.slot).interval_counts(), gain) {
                 let before = plan.counts.bytes;
                 match self.plan_rewrite(&now, 0..0, &entry, &mut plan) {
                     Err(error) if error.is_corrupt() => {} // readers receive the error themselves

@@ -100,6 +100,7 @@ impl FlexEngine {
         })?;
         list.finish(out)?;
         self.image_bytes.store(list.written, Ordering::Relaxed);
+        self.image_bytes_written.fetch_add(list.written, Ordering::Relaxed);
         out.put(&(table.blobs.len() as u64).to_le_bytes())?;
         for id in &table.blobs {
             out.put(&id.to_le_bytes())?;

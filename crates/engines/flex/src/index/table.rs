@@ -112,6 +112,10 @@ pub(crate) struct FlushCounts {
     pub(crate) versions_read: u64,
     /// Bytes that flush steps wrote.
     pub(crate) bytes: u64,
+    /// The part of these bytes in new intervals, and in runs appended to intervals. The rest was
+    /// rewritten.
+    pub(crate) inserted_bytes: u64,
+    pub(crate) appended_bytes: u64,
 }
 
 impl FlushCounts {
@@ -126,6 +130,9 @@ impl FlushCounts {
             ("changes skipped", self.skipped),
             ("versions read by rewrites", self.versions_read),
             ("bytes committed", self.bytes),
+            ("bytes of new intervals", self.inserted_bytes),
+            ("bytes of appended runs", self.appended_bytes),
+            ("bytes of rewritten intervals", self.bytes - self.inserted_bytes - self.appended_bytes),
         ]
     }
 }
@@ -337,6 +344,8 @@ impl IntervalTable {
         counts.skipped += plan.counts.skipped;
         counts.versions_read += plan.counts.versions_read;
         counts.bytes += plan.counts.bytes;
+        counts.inserted_bytes += plan.counts.inserted_bytes;
+        counts.appended_bytes += plan.counts.appended_bytes;
         Ok(())
     }
 
