@@ -188,7 +188,6 @@ macro_rules! conformance {
             $crate::promises! { $subject, EVERYWHERE, changes:
                 the_feed_delivers_each_commit_once_and_in_order
                 a_replica_equals_the_original_through_reopens_and_kills
-                expired_pairs_leave_the_feed_as_expirations
                 gc_and_checkpoints_take_no_change_from_the_feed
                 a_large_value_is_a_reference_and_outlives_its_overwrite
                 a_slow_consumer_is_too_old_and_can_start_again
@@ -199,6 +198,9 @@ macro_rules! conformance {
                 loads_and_conversions_are_one_change
                 retention_that_ends_frees_its_files
                 a_task_that_waits_is_woken_once_there_is_a_change
+            }
+            $crate::promises! { $subject, STEPPED, changes:
+                expired_pairs_leave_the_feed_as_expirations
             }
             $crate::promises! { $subject, THREADED, changes:
                 a_consumer_that_waits_is_woken
