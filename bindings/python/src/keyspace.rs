@@ -337,7 +337,7 @@ impl RawKeyspace {
         }
     }
 
-    /// Remove all keys of a range, and return their number. Commits groups of keys one by one.
+    /// Remove all keys of a range, in one commit.
     #[pyo3(signature = (start=None, stop=None, prefix=None))]
     fn remove_range(
         &self,
@@ -345,40 +345,10 @@ impl RawKeyspace {
         start: Option<&Bound<'_, PyAny>>,
         stop: Option<&Bound<'_, PyAny>>,
         prefix: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<u64> {
+    ) -> PyResult<()> {
         let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
         let range = range((start, true), (stop, false), Input::optional(prefix)?);
-        let database = self.shared.open(py)?;
-        let mut iter = self.call(py, |keyspace| keyspace.range(range))?;
-        let mut removed = 0;
-        loop {
-            let mut batch = database.batch();
-            let (keyspace, pairs) = (&self.keyspace, &mut iter);
-            let count = py.detach(move || {
-                let mut bytes = 0;
-                while batch.len() < GROUP_PAIRS && bytes < GROUP_BYTES {
-                    let read = pairs.next_with(|key, _| {
-                        bytes += key.len();
-                        batch.remove(keyspace, key);
-                    });
-                    match read {
-                        Some(read) => read?,
-                        None => break,
-                    }
-                }
-                let count = batch.len() as u64;
-                if count > 0 {
-                    batch.commit()?;
-                }
-                Ok(count)
-            });
-            let count: u64 = count.map_err(|error| self.shared.exception(py, &error))?;
-            if count == 0 {
-                return Ok(removed);
-            }
-            removed += count;
-            py.check_signals()?;
-        }
+        self.call_long(py, |keyspace| keyspace.remove_range(range))
     }
 
     /// Remove all pairs.

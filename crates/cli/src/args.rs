@@ -15,6 +15,7 @@ use crate::text_format::{parse_budget, parse_mode, parse_option, parse_seconds};
 use crate::verbs::advise::Advise;
 use crate::verbs::backup::{Backup, Restore};
 use crate::verbs::call::Call;
+use crate::verbs::changes::ChangesArgs;
 use crate::verbs::compact::Compact;
 use crate::verbs::convert::Convert;
 use crate::verbs::del::Del;
@@ -228,6 +229,22 @@ Examples:
   sheaf advise my.db --keyspace words --memory 256MiB
   sheaf advise my.db --replay --seconds 5 --tmp /mnt/disk")]
     Advise(Advise),
+    /// Print the changes that a database retains, in commit order
+    #[command(after_long_help = "\
+Each change is a line: its kind, the keyspace, and for `put` the key and the value, for `removed`
+the key, for `created`, `loaded` and `converted` the engine, for `cleared` and `dropped` nothing
+more. The fields are separated by TAB and have the escapes of `sheaf dump`. After the changes of a
+commit follows a line `commit` with the position; --from continues there. With --json each commit
+is an object {\"position\":..,\"changes\":[..]}.
+
+The program that owns the database must have opened it with `retain_changes`, and must have
+closed it.
+
+Examples:
+  sheaf changes my.db --limit 10
+  sheaf changes my.db --keyspace users --prefix user: --json
+  sheaf changes my.db --from 6a0f0e5c3f0d4b6e9d6b1f2a3c4d5e6f-1234")]
+    Changes(ChangesArgs),
     /// Read all data, check every checksum, and report damage by file, offset and keyspace
     #[command(after_long_help = "\
 Prints one line for each damaged place. Exit code 3 if there is any. The pairs of a keyspace are

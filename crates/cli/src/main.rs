@@ -77,6 +77,7 @@ fn run(verb: Verb) -> Result {
         Verb::Stats(args) => args.database_args.wait.run_with_retry(|| verbs::stats::run(&args)),
         Verb::Top(args) => verbs::top::run(&args),
         Verb::Advise(args) => args.database_args.wait.run_with_retry(|| verbs::advise::run(&args)),
+        Verb::Changes(args) => args.database_args.wait.run_with_retry(|| verbs::changes::run(&args)),
         Verb::Verify(args) => args.database_args.wait.run_with_retry(|| verbs::verify::run(&args)),
         Verb::Keyspaces(args) => args.database_args.wait.run_with_retry(|| verbs::keyspaces::run(&args)),
         Verb::Engines => verbs::engines::run(),

@@ -5,12 +5,13 @@
 //!
 //! With all rules on, no invariant breaks (`tests/all_rules.rs`, `tests/parallel_commit.rs`). With
 //! one rule off, the checker finds the scenario that the rule prevents. Change a rule only together
-//! with its model. [`ProtocolRules`] lists the rules; R1 to R18 are in `docs/commit.md`, W1 to W13
+//! with its model. [`ProtocolRules`] lists the rules; R1 to R20 are in `docs/commit.md`, W1 to W13
 //! in decisions/0027.
 //!
 //! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027),
-//! [`memtable_queue`] frozen memtables (decisions/0036), [`range_checks`] transactions (0051),
-//! [`journal_replay`] a part of an opening (0039). Other models hold one lock (0003).
+//! [`memtable_queue`] frozen memtables (0036), [`range_checks`] transactions (0051),
+//! [`range_removal`] removals of ranges (0053), [`journal_replay`] openings (0039), [`retention`]
+//! the feed (0055). Others have a lock (0003).
 //!
 //! Symbols: W is the durable mark, S the target of a sync round, F the floor in ROOT. `visible` is
 //! the last commit of the newest state that readers may see.
@@ -43,6 +44,8 @@ pub mod journal_replay;
 pub mod keyspace_drop;
 pub mod memtable_queue;
 pub mod range_checks;
+pub mod range_removal;
+pub mod retention;
 mod rules;
 pub mod segment_naming;
 pub mod stripes;

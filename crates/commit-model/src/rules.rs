@@ -271,6 +271,21 @@ pub struct ProtocolRules {
     /// W42: a snapshot that is older than a dropped record fails the check.
     pub forgotten_commits_raise_the_floor: bool,
 
+    // Removals of a range (module `range_removal`, decisions/0053).
+    /// R20: the removal of a range takes all stripes. A commit that was checked before it has
+    /// completed, or is checked again.
+    pub range_removals_take_all_stripes: bool,
+    /// R20: a range tombstone hides the versions below its seq, in whatever order they are applied.
+    pub range_tombstones_hide_lower_seqs: bool,
+    /// R20: a flush removes all versions that the range tombstones of its memtable hide, before the
+    /// memtable is dropped.
+    pub flushes_apply_range_tombstones: bool,
+    /// R20: a flush keeps the versions that a view sees, below a tombstone of their key.
+    pub flushes_keep_versions_of_views: bool,
+    /// R20: while there are readers of ranges, the removal of a range is recorded as a change of
+    /// each key in it.
+    pub range_removals_record_their_range: bool,
+
     // Replay of the journal (module `journal_replay`, decisions/0039).
     /// One thread at a time replays a partition.
     pub a_partition_has_one_thread: bool,
@@ -279,6 +294,18 @@ pub struct ProtocolRules {
     pub the_first_unread_segment_has_room: bool,
     /// After an error, everything before it is still read and replayed.
     pub errors_wait_for_earlier_records: bool,
+
+    // Retained changes (module `retention`, decisions/0055).
+    /// R19: one ROOT moves a collected segment from the live to the retained list.
+    pub collected_segments_move_in_one_root: bool,
+    /// R19: recovery does not replay a retained segment.
+    pub retained_segments_are_not_replayed: bool,
+    /// R19: a segment is trimmed only if the cursors in both slots of ROOT have passed it.
+    pub trims_follow_durable_cursors: bool,
+    /// R19: a trimmed segment is deleted only when neither slot lists it.
+    pub trimmed_segments_leave_both_slots: bool,
+    /// R19: the ROOT without a trimmed segment has a start of the feed that is not below it.
+    pub trims_raise_the_start: bool,
 }
 
 impl ProtocolRules {
@@ -376,9 +403,19 @@ impl ProtocolRules {
         registering_readers_have_a_bound: true,
         the_last_reader_clears_at_once: true,
         forgotten_commits_raise_the_floor: true,
+        range_removals_take_all_stripes: true,
+        range_tombstones_hide_lower_seqs: true,
+        flushes_apply_range_tombstones: true,
+        flushes_keep_versions_of_views: true,
+        range_removals_record_their_range: true,
         a_partition_has_one_thread: true,
         the_first_unread_segment_has_room: true,
         errors_wait_for_earlier_records: true,
+        collected_segments_move_in_one_root: true,
+        retained_segments_are_not_replayed: true,
+        trims_follow_durable_cursors: true,
+        trimmed_segments_leave_both_slots: true,
+        trims_raise_the_start: true,
     };
 
     /// Returns the protocol: all rules are on.

@@ -20,6 +20,7 @@ use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::memory::Memory;
 use sheaf_platform::memory::cache_arbiter::CacheArbiter;
 use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum number of segments with tiny sizes. Small, because tests open such databases a million
 /// times.
@@ -157,6 +158,8 @@ pub struct EngineContext {
     /// Clock of the database.
     pub clock: Arc<dyn Clock>,
     retired_blobs: Mutex<Vec<(Seq, u64)>>,
+    /// Whether the change feed keeps the blobs of past changes.
+    retains_changes: AtomicBool,
 }
 
 impl ValueCache for EngineContext {
@@ -185,6 +188,7 @@ impl EngineContext {
             commit_progress: Arc::default(),
             clock: Arc::new(SystemClock),
             retired_blobs: Mutex::default(),
+            retains_changes: AtomicBool::new(false),
         }
     }
 
@@ -259,6 +263,21 @@ impl EngineContext {
     /// blob when `seq` is durable.
     pub fn retire_blob(&self, seq: Seq, id: u64) {
         self.retired_blobs.lock().push((seq, id));
+    }
+
+    /// Sets whether the change feed keeps the blobs of past changes.
+    pub fn set_retains_changes(&self, retains: bool) {
+        self.retains_changes.store(retains, Ordering::Release);
+    }
+
+    /// Removes the old name of blob `id`, which an engine has adopted under another name. The store
+    /// removes it later if the change feed may refer to it. If the removal fails, the next opening
+    /// removes the name.
+    pub fn remove_adopted_blob(&self, id: u64) {
+        match self.retains_changes.load(Ordering::Acquire) {
+            true => self.retire_blob(Seq::ZERO, id),
+            false => drop(self.blobs.remove(id)),
+        }
     }
 
     /// Removes and returns the registered blobs that were superseded at or before `durable`.

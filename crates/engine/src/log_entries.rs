@@ -337,7 +337,7 @@ impl LiveAccounting {
         match content {
             RecordContent::Put(value) => found(StoredValue::Bytes(value)),
             RecordContent::Blob(blob) => return self.context.blobs.read_stored(&blob, missing, found),
-            RecordContent::Remove => {}
+            RecordContent::Remove | RecordContent::RemoveRange(_) => {}
         }
         Ok(true)
     }

@@ -2013,15 +2013,13 @@ sheaf_code sheaf_clear(sheaf_keyspace *keyspace, sheaf_error **error);
 
 /**
  * Removes the pairs with keys from `start` (included; NULL: the first key) to `end` (excluded;
- * NULL: all following keys), and writes their number to `count` (may be NULL). Each commit of up
- * to a thousand keys is atomic, the whole is not. Needs an ordered engine, unless both are NULL.
+ * NULL: all following keys) in one commit. Needs an ordered engine, unless both are NULL.
  *
  * Threads: any, also at the same time.
  */
 sheaf_code sheaf_remove_range(sheaf_keyspace *keyspace,
                               const sheaf_bytes *start,
                               const sheaf_bytes *end,
-                              uint64_t *count,
                               sheaf_error **error);
 
 /**

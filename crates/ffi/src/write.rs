@@ -136,8 +136,7 @@ pub extern "C" fn sheaf_clear(
 }
 
 /// Removes the pairs with keys from `start` (included; NULL: the first key) to `end` (excluded;
-/// NULL: all following keys), and writes their number to `count` (may be NULL). Each commit of up
-/// to a thousand keys is atomic, the whole is not. Needs an ordered engine, unless both are NULL.
+/// NULL: all following keys) in one commit. Needs an ordered engine, unless both are NULL.
 ///
 /// Threads: any, also at the same time.
 #[unsafe(no_mangle)]
@@ -145,17 +144,12 @@ pub extern "C" fn sheaf_remove_range(
     keyspace: Option<&sheaf_keyspace>,
     start: Option<&sheaf_bytes<'_>>,
     end: Option<&sheaf_bytes<'_>>,
-    count: Option<&mut MaybeUninit<u64>>,
     error: Option<&mut MaybeUninit<*mut sheaf_error>>,
 ) -> sheaf_code {
     call(error, || {
-        let count = count.map(|count| count.write(0));
-        let removed = match bounds(start, end)? {
+        match bounds(start, end)? {
             (Bound::Unbounded, Bound::Unbounded) => writable(keyspace)?.remove_range::<&[u8]>(..)?,
             range => writable(keyspace)?.remove_range(range)?,
-        };
-        if let Some(count) = count {
-            *count = removed;
         }
         Ok(())
     })

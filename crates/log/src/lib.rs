@@ -20,5 +20,6 @@ pub mod frame;
 pub mod options;
 pub mod record;
 pub mod root;
+pub mod root_changes;
 pub mod segment;
 pub mod types;

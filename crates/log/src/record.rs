@@ -3,7 +3,11 @@
 //! ```text
 //!  op:1 | keyspace:varint | key length:varint | [value length:varint] | key | value
 //!  op 1 = put, 2 = remove, 3 = put of a blob: value is blob id (8) and checksum (4)
+//!  op 5 = remove of a range: key is its first key, value is its end, which is not in the range
 //! ```
+//!
+//! An empty end of a range means that the range has no upper limit. Otherwise the end is above the
+//! first key. Both have at most [`MAX_RANGE_END`] bytes.
 //!
 //! Varints are LEB128 of at most 5 bytes. All engines share the format, so a log is readable
 //! without the engine that wrote it.
@@ -16,6 +20,9 @@ use sheaf_platform::error::Damage;
 const PUT: u8 = 1;
 const REMOVE: u8 = 2;
 const PUT_BLOB: u8 = 3;
+const REMOVE_RANGE: u8 = 5;
+/// Most bytes of an end of a range: the lowest key above the longest key.
+pub const MAX_RANGE_END: usize = MAX_KEY + 1;
 /// Most bytes before the key: the operation and three numbers.
 const MAX_HEAD: usize = 1 + 3 * 5;
 /// Bytes of the reference to a blob, after the key.
@@ -30,6 +37,8 @@ pub enum RecordContent<'a> {
     Blob(BlobRef),
     /// Removes the key.
     Remove,
+    /// Removes all keys from the key of the record on and before this end, or all above it.
+    RemoveRange(Option<&'a [u8]>),
 }
 
 impl RecordContent<'_> {
@@ -38,7 +47,7 @@ impl RecordContent<'_> {
     pub fn blob_id(&self) -> Option<u64> {
         match self {
             RecordContent::Blob(blob) => Some(blob.id),
-            RecordContent::Put(_) | RecordContent::Remove => None,
+            _ => None,
         }
     }
 }
@@ -63,6 +72,7 @@ impl<'a> Record<'a> {
             RecordContent::Put(value) => (PUT, Some(value.len() as u32)),
             RecordContent::Blob(blob) => (PUT_BLOB, Some(blob.len)),
             RecordContent::Remove => (REMOVE, None),
+            RecordContent::RemoveRange(end) => (REMOVE_RANGE, Some(end.map_or(0, |end| end.len() as u32))),
         };
         let (mut head, mut len) = ([0; MAX_HEAD], 1);
         head[0] = op;
@@ -80,6 +90,7 @@ impl<'a> Record<'a> {
                 out.extend_from_slice(&blob.sum.to_le_bytes());
             }
             RecordContent::Remove => {}
+            RecordContent::RemoveRange(end) => out.extend_from_slice(end.unwrap_or_default()),
         }
     }
 
@@ -88,7 +99,8 @@ impl<'a> Record<'a> {
     /// # Errors
     ///
     /// Returns [`Damage::BadLength`] if a length exceeds the body, and [`Damage::BadField`] if the
-    /// lengths do not add up to that of `body`, or the operation or a varint is invalid.
+    /// lengths do not add up to that of `body`, the operation or a varint is invalid, or a range
+    /// ends at or before its first key.
     #[inline]
     pub fn decode(body: &'a [u8]) -> Result<Record<'a>, Damage> {
         let mut at = 1;
@@ -96,20 +108,20 @@ impl<'a> Record<'a> {
         let keyspace = KeyspaceId(take_varint(body, &mut at)?);
         let key_len = take_varint(body, &mut at)? as usize;
         let value_len = match op {
-            PUT | PUT_BLOB => take_varint(body, &mut at)?,
+            PUT | PUT_BLOB | REMOVE_RANGE => take_varint(body, &mut at)?,
             REMOVE => 0,
-            other => {
-                return Err(Damage::bad_field("op", u64::from(PUT)..=u64::from(PUT_BLOB), u64::from(other)));
-            }
+            other => return Err(Damage::bad_field("op", "1, 2, 3 or 5", u64::from(other))),
         };
         let tail = if op == PUT_BLOB { BLOB_REF_BYTES } else { value_len as usize };
         let rest = body.len() - at;
-        if key_len > MAX_KEY || key_len.checked_add(tail) != Some(rest) {
-            return Err(Record::length_damage(key_len as u64, tail as u64, rest as u64));
+        let max_key = if op == REMOVE_RANGE { MAX_RANGE_END } else { MAX_KEY };
+        if key_len > max_key || key_len.checked_add(tail) != Some(rest) {
+            return Err(Record::length_damage([key_len, max_key, tail, rest].map(|bytes| bytes as u64)));
         }
         let (key, value) = body[at..].split_at(key_len);
         let content = match op {
             PUT => RecordContent::Put(value),
+            REMOVE_RANGE => RecordContent::RemoveRange(range_end(key, value)?),
             PUT_BLOB => {
                 RecordContent::Blob(BlobRef { id: u64_at(value, 0), len: value_len, sum: u32_at(value, 8) })
             }
@@ -120,12 +132,22 @@ impl<'a> Record<'a> {
 
     /// Returns the damage of lengths that are too large or do not add up to `rest` bytes.
     #[cold]
-    fn length_damage(key_len: u64, tail: u64, rest: u64) -> Damage {
+    fn length_damage([key_len, max_key, tail, rest]: [u64; 4]) -> Damage {
         match key_len.saturating_add(tail) {
-            _ if key_len > MAX_KEY as u64 => Damage::BadLength { got: key_len, max: MAX_KEY as u64 },
+            _ if key_len > max_key => Damage::BadLength { got: key_len, max: max_key },
             sum if sum > rest => Damage::BadLength { got: sum, max: rest },
             sum => Damage::bad_field("bytes of key and value", rest, sum),
         }
+    }
+}
+
+/// Returns the end of a range that begins at `first`.
+fn range_end<'a>(first: &[u8], end: &'a [u8]) -> Result<Option<&'a [u8]>, Damage> {
+    match end.len() {
+        0 => Ok(None),
+        len if len > MAX_RANGE_END => Err(Damage::BadLength { got: len as u64, max: MAX_RANGE_END as u64 }),
+        _ if end > first => Ok(Some(end)),
+        len => Err(Damage::bad_field("end of a range", "a key above its first key", len as u64)),
     }
 }
 
@@ -191,6 +213,28 @@ mod tests {
         round_trip(Record { keyspace: KeyspaceId(128), key: b"k", content: RecordContent::Remove });
         let blob = BlobRef { id: u64::MAX, len: u32::MAX, sum: 5 };
         round_trip(Record { keyspace: KeyspaceId(1), key: b"k", content: RecordContent::Blob(blob) });
+        let long = vec![0xff; MAX_RANGE_END];
+        for (first, end) in [(&b""[..], None), (b"a", Some(&b"a\0"[..])), (b"a", Some(&long)), (&long, None)]
+        {
+            let content = RecordContent::RemoveRange(end);
+            round_trip(Record { keyspace: KeyspaceId(1), key: first, content });
+        }
+    }
+
+    #[test]
+    fn a_range_that_ends_before_it_begins_is_damage() {
+        for (first, end) in
+            [(&b"b"[..], &b"a"[..]), (b"b", b"b"), (b"b\0", b"b"), (b"b", &[0xff; MAX_RANGE_END + 1])]
+        {
+            let record = Record {
+                keyspace: KeyspaceId(1),
+                key: first,
+                content: RecordContent::RemoveRange(Some(end)),
+            };
+            let mut bytes = Vec::new();
+            record.encode(&mut bytes);
+            assert!(Record::decode(&bytes).is_err(), "{first:?}..{end:?}");
+        }
     }
 
     #[test]

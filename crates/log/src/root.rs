@@ -25,6 +25,7 @@ use std::sync::Arc;
 use crate::double_slot::{self, DoubleSlot, DoubleSlotState};
 use crate::frame::MAX_SEQ;
 use crate::options::EngineOptions;
+use crate::root_changes::RootChanges;
 use crate::segment::{DATA_START, MAX_CAPACITY};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_platform::codec::{FieldReader, FieldWriter, utf8};
@@ -35,6 +36,8 @@ use sheaf_platform::error::{Damage, Error, Result};
 pub const FORMAT: u32 = 6;
 /// Version of ROOT, and of BACKUP with the same body, after a keyspace was created with options.
 pub const FORMAT_WITH_OPTIONS: u32 = 7;
+/// Version of ROOT after changes were retained for the change feed.
+pub const FORMAT_WITH_CHANGES: u32 = 8;
 
 /// One keyspace of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,6 +142,8 @@ pub struct Root {
     pub has_options: bool,
     /// The logs, by [`LogId`].
     pub logs: [RootLog; LogId::ALL.len()],
+    /// The change feed, if changes were ever retained.
+    pub changes: Option<RootChanges>,
 }
 
 impl Root {
@@ -160,16 +165,7 @@ impl Root {
             w.bytes(k.engine.as_bytes());
         });
         for log in &self.logs {
-            w.list(&log.segments, |w, s| {
-                w.u64(s.id.0);
-                w.u8(s.stream);
-                w.u64(s.incarnation.0);
-                w.u64(s.capacity);
-                w.u64(s.end);
-                w.u8(u8::from(s.is_sealed));
-                w.u64(s.last_seq.0);
-                w.u32(s.frames);
-            });
+            w.list(&log.segments, encode_segment);
             w.u64(log.checkpoint.number);
             w.u64(log.checkpoint.seq.0);
             w.list(&log.checkpoint.open, |w, p| {
@@ -180,12 +176,16 @@ impl Root {
             w.list(&log.checkpoint.keyspaces, |w, k| w.u32(k.0));
             w.u8(u8::from(log.is_broken));
         }
-        if self.has_options {
+        if self.has_options || self.changes.is_some() {
             let chosen: Vec<_> = self.keyspaces.iter().filter(|k| !k.options.is_empty()).collect();
             w.list(&chosen, |w, k| {
                 w.u32(k.id.0);
                 k.options.encode(w);
             });
+        }
+        if let Some(changes) = &self.changes {
+            w.u8(u8::from(self.has_options));
+            changes.encode(&mut w);
         }
         w.0
     }
@@ -223,10 +223,22 @@ impl Root {
             };
             log.is_broken = r.u8()? != 0;
         }
-        let has_options = !r.rest().is_empty();
+        let mut has_options = !r.rest().is_empty();
         if has_options {
             let mut rest = keyspaces.iter_mut();
             r.list(|r| decode_options(r, &mut rest))?;
+        }
+        let mut changes = None;
+        if !r.rest().is_empty() {
+            has_options = r.u8()? != 0;
+            let decoded = RootChanges::decode(&mut r)?;
+            for retained in &decoded.retained {
+                let (id, live) = (retained.segment.id, &logs[retained.log.index()].segments);
+                if id >= next_segment || live.iter().any(|segment| segment.id == id) {
+                    return Err(Damage::bad_field("retained segment", "one that is not live", id.0));
+                }
+            }
+            changes = Some(decoded);
         }
         r.finish()?;
         Ok(Root {
@@ -244,8 +256,21 @@ impl Root {
             keyspaces,
             has_options,
             logs,
+            changes,
         })
     }
+}
+
+/// Encodes the entry of a segment.
+pub(crate) fn encode_segment(w: &mut FieldWriter, s: &RootSegment) {
+    w.u64(s.id.0);
+    w.u8(s.stream);
+    w.u64(s.incarnation.0);
+    w.u64(s.capacity);
+    w.u64(s.end);
+    w.u8(u8::from(s.is_sealed));
+    w.u64(s.last_seq.0);
+    w.u32(s.frames);
 }
 
 /// Decodes the options of one of the remaining keyspaces. They are stored in the order of the
@@ -267,7 +292,8 @@ fn decode_options<'k>(
     Ok(())
 }
 
-fn decode_segment(r: &mut FieldReader<'_>) -> Result<RootSegment, Damage> {
+/// Decodes the entry of a segment.
+pub(crate) fn decode_segment(r: &mut FieldReader<'_>) -> Result<RootSegment, Damage> {
     let entry = RootSegment {
         id: SegmentId(r.counter("segment")?),
         stream: r.u8()?,
@@ -307,10 +333,14 @@ pub struct RootSlots(DoubleSlot);
 impl DoubleSlotState for Root {
     const STEM: &'static str = "ROOT";
     const MAGIC: &'static [u8; 8] = b"SHEAFROT";
-    const NEWEST_VERSION: u32 = FORMAT_WITH_OPTIONS;
+    const NEWEST_VERSION: u32 = FORMAT_WITH_CHANGES;
 
     fn version(&self) -> u32 {
-        if self.has_options { FORMAT_WITH_OPTIONS } else { FORMAT }
+        match (&self.changes, self.has_options) {
+            (Some(_), _) => FORMAT_WITH_CHANGES,
+            (None, true) => FORMAT_WITH_OPTIONS,
+            (None, false) => FORMAT,
+        }
     }
 
     fn generation(&self) -> u64 {
@@ -392,6 +422,7 @@ impl RootSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::root_changes::RetainedSegment;
     use sheaf_platform::codec::COUNT_LIMIT;
 
     fn with_keyspaces(options: &[&[(&str, u64)]]) -> Root {
@@ -422,6 +453,7 @@ mod tests {
             has_options: keyspaces.iter().any(|keyspace| !keyspace.options.is_empty()),
             keyspaces,
             logs: Default::default(),
+            changes: None,
         }
     }
 
@@ -440,6 +472,44 @@ mod tests {
         // The first part of the body is the format of older builds.
         let without = with_keyspaces(&[&[], &[], &[]]);
         assert!(chosen.encode().starts_with(&without.encode()));
+    }
+
+    #[test]
+    fn a_retained_segment_that_is_live_or_not_created_is_damage() {
+        let segment = |id| RootSegment {
+            id: SegmentId(id),
+            stream: 0,
+            incarnation: Incarnation(1),
+            capacity: 4096,
+            end: 1024,
+            is_sealed: true,
+            last_seq: Seq(3),
+            frames: 1,
+        };
+        let retaining = |id| {
+            let retained = RetainedSegment {
+                log: LogId::ValueLog,
+                segment: segment(id),
+                first_seq: Seq(1),
+                collected_at: 0,
+            };
+            let changes = RootChanges {
+                feed: 1,
+                limits: None,
+                start: Seq(0),
+                retained: vec![retained],
+                keyspaces: Vec::new(),
+                cursors: Vec::new(),
+            };
+            let mut root = Root { changes: Some(changes), ..with_keyspaces(&[&[]]) };
+            root.logs[LogId::ValueLog.index()].segments = vec![segment(5)];
+            root
+        };
+        let good = retaining(4);
+        assert_eq!((good.version(), Root::decode(&good.encode())), (FORMAT_WITH_CHANGES, Ok(good)));
+        for id in [5, 7, 8] {
+            assert!(Root::decode(&retaining(id).encode()).is_err(), "segment {id}");
+        }
     }
 
     #[test]

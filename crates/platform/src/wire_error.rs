@@ -181,6 +181,7 @@ const KEYSPACE_EXISTS: u8 = 23;
 const OWNER_UNRESPONSIVE: u8 = 22;
 const TOO_MANY_FILES: u8 = 24;
 const FILE_LIMIT: u8 = 25;
+const CHANGES_TOO_OLD: u8 = 26;
 
 /// Encodes `error`.
 pub fn encode(error: &Error, w: &mut FieldWriter) {
@@ -252,6 +253,11 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
             w.u64(*budget);
         }
         Error::Busy { waiting_for } => texts(w, BUSY, &[waiting_for.name()]),
+        Error::ChangesTooOld { position, oldest } => {
+            w.u8(CHANGES_TOO_OLD);
+            w.u64(*position);
+            w.u64(*oldest);
+        }
         Error::ReadOnly => w.u8(READ_ONLY),
         Error::Closed => w.u8(CLOSED),
         Error::InvalidArgument { argument, reason } => texts(w, INVALID, &[argument, reason]),
@@ -394,7 +400,8 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
             Error::TooManyFiles { path: r.path()?, limit: Some(r.u64()?).filter(|limit| *limit != 0) }
         }
         FILE_LIMIT => Error::FileSizeLimit { path: r.path()?, size: r.u64()?, limit: r.u64()? },
-        other => return Err(Damage::bad_field("error", 0..=u64::from(FILE_LIMIT), u64::from(other))),
+        CHANGES_TOO_OLD => Error::ChangesTooOld { position: r.u64()?, oldest: r.u64()? },
+        other => return Err(Damage::bad_field("error", 0..=u64::from(CHANGES_TOO_OLD), u64::from(other))),
     })
 }
 

@@ -1,23 +1,39 @@
 //! # Batch: many operations, over any keyspaces, as one commit
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_engine::contract::{Action, EngineOp};
+use sheaf_engine::contract::{Action, Bounds, EngineOp};
 use sheaf_engine::workload::SampleStart;
 use sheaf_log::types::{KeyspaceId, Seq};
-use sheaf_store::{CommitOutcome, CommitWrite, Expires, KeyspaceState};
+use sheaf_store::{CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeReads};
 
+use crate::iter::KeyRange;
 use crate::keyspace::{WaitPolicy, read_expected};
 use crate::open_database::OpenDatabase;
+use crate::removed_range::{ListedRanges, RemovedRange};
 use crate::workload;
 use crate::{CommitTicket, ConflictKeys, Durability, Error, Expiry, Keyspace, Result, Value};
 
 enum BatchChange {
     Put(Value, Expires),
     Remove,
+    /// The key is the first one of the range.
+    RemoveRange(RemovedRange),
+}
+
+/// Attempts to remove ranges key by key, before the commit fails because of other commits.
+const MAX_RANGE_ATTEMPTS: u32 = 100;
+
+/// Operations of a batch that count, and the keyspaces that they change.
+struct ResolvedBatch {
+    states: Vec<Arc<KeyspaceState>>,
+    /// Last entry of each key, with the number of its keyspace.
+    order: Vec<(usize, usize)>,
+    /// Entries of ranges, with the number of their keyspace.
+    ranges: Vec<(usize, usize)>,
 }
 
 struct BatchEntry {
@@ -159,6 +175,31 @@ impl Batch {
     /// ```
     pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> &mut Batch {
         self.push(keyspace, key.as_ref(), BatchChange::Remove)
+    }
+
+    /// Adds an operation that removes all keys in `range` from `keyspace`, like
+    /// [`Keyspace::remove_range`]. It removes what earlier operations of this batch have set;
+    /// later operations take effect after it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let mut batch = db.batch();
+    /// batch.remove_range(&users, "a".."b").insert(&users, "alan", "turing");
+    /// batch.commit()?;
+    /// assert!(!users.contains_key("ada")? && users.contains_key("alan")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn remove_range<K: AsRef<[u8]>>(
+        &mut self,
+        keyspace: &Keyspace,
+        range: impl KeyRange<K>,
+    ) -> &mut Batch {
+        let Some(range) = RemovedRange::new(&range.bounds()) else { return self };
+        let first = range.first.clone();
+        self.push(keyspace, &first, BatchChange::RemoveRange(range))
     }
 
     fn push(&mut self, keyspace: &Keyspace, key: &[u8], change: BatchChange) -> &mut Batch {
@@ -391,8 +432,9 @@ impl Batch {
         let durability = self.durability.unwrap_or(self.store.durability());
         let sample = self.store.sample();
         let mut new_keys = sample.is_some().then(Vec::new);
+        let mut range_attempts = 0;
         let seq = loop {
-            if let Some(seq) = self.try_commit_once(policy, new_keys.as_mut())? {
+            if let Some(seq) = self.try_commit_once(policy, new_keys.as_mut(), &mut range_attempts)? {
                 break seq;
             }
         };
@@ -413,7 +455,7 @@ impl Batch {
             let state = entry.keyspace.inner.state.load();
             let value = match &entry.change {
                 BatchChange::Put(value, _) => Some(value.len()),
-                BatchChange::Remove => None,
+                BatchChange::Remove | BatchChange::RemoveRange(_) => None,
             };
             let operation = (&*entry.key, value, new_keys.binary_search(&index).is_ok());
             match parts.iter_mut().find(|part| part.0.id() == state.id()) {
@@ -440,9 +482,15 @@ impl Batch {
     }
 
     /// Tries to commit once. Returns `None` if an expected key changed between its check and the
-    /// commit. Adds to `fresh` the entries with keys that did not exist before, if the engine looks
-    /// them up.
-    fn try_commit_once(&self, policy: WaitPolicy, new_keys: Option<&mut Vec<usize>>) -> Result<Option<Seq>> {
+    /// commit, or a key in a range that is removed key by key. `range_attempts` counts the latter.
+    /// Adds to `fresh` the entries with keys that did not exist before, if the engine looks them
+    /// up.
+    fn try_commit_once(
+        &self,
+        policy: WaitPolicy,
+        new_keys: Option<&mut Vec<usize>>,
+        range_attempts: &mut u32,
+    ) -> Result<Option<Seq>> {
         self.check_keyspaces()?;
         if !self.expectations.is_empty() {
             self.store.check_open()?;
@@ -465,24 +513,60 @@ impl Batch {
             }
             expect_ops.push(op);
         }
-        let (kepts, order) = self.last_operations()?;
-        let mut writes: Vec<CommitWrite<'_>> = expect_ops
-            .into_iter()
-            .zip(&expected)
-            .map(|(op, state)| CommitWrite::new(state, op))
-            .chain(order.iter().map(|&(entry, state)| {
-                let entry = &self.entries[entry];
-                let (action, expires) = match &entry.change {
-                    BatchChange::Put(value, expires) => (Action::Put(value), *expires),
-                    BatchChange::Remove => (Action::Remove, Expires::Default),
-                };
-                CommitWrite { expires, ..CommitWrite::new(&kepts[state], EngineOp::new(&entry.key, action)) }
-            }))
-            .collect();
-        match policy.commit(&self.store, &mut writes) {
+        let resolved = self.last_operations()?;
+        let ResolvedBatch { states, order, ranges } = &resolved;
+        let mut writes: Vec<CommitWrite<'_>> =
+            Vec::with_capacity(ranges.len() + expected.len() + order.len());
+        let mut to_list: Vec<(usize, &RemovedRange)> = Vec::new();
+        for (entry, state) in ranges {
+            let BatchChange::RemoveRange(range) = &self.entries[*entry].change else { continue };
+            match range.is_one_record(&states[*state])? {
+                true => writes.push(range.write(&states[*state])),
+                false => to_list.push((*state, range)),
+            }
+        }
+        let first_op = writes.len() + expected.len();
+        writes.extend(expect_ops.into_iter().zip(&expected).map(|(op, state)| CommitWrite::new(state, op)));
+        writes.extend(order.iter().map(|&(entry, state)| {
+            let entry = &self.entries[entry];
+            let (action, expires) = match &entry.change {
+                BatchChange::Put(value, expires) => (Action::Put(value), *expires),
+                BatchChange::Remove | BatchChange::RemoveRange(_) => (Action::Remove, Expires::Default),
+            };
+            CommitWrite { expires, ..CommitWrite::new(&states[state], EngineOp::new(&entry.key, action)) }
+        }));
+        let listed = match to_list.is_empty() {
+            true => None,
+            false => match ListedRanges::list(&self.store, states, &to_list) {
+                Err(_) if states.iter().any(|state| state.is_dropped()) => return Ok(None),
+                listed => Some(listed?),
+            },
+        };
+        if let Some(listed) = &listed {
+            self.add_removals(&resolved, listed, &mut writes);
+        }
+        let outcome = match &listed {
+            None => policy.commit(&self.store, &mut writes),
+            Some(listed) => {
+                let (since, ranges) = listed.reads();
+                let may_wait = policy == WaitPolicy::Block;
+                self.store.commit_listed(&mut writes, RangeReads { since, ranges }, may_wait)
+            }
+        };
+        match outcome {
+            Ok(CommitOutcome::Conflict(CommitConflict::Range(_) | CommitConflict::TooManyChanges)) => {
+                *range_attempts += 1;
+                match to_list.first().filter(|_| *range_attempts >= MAX_RANGE_ATTEMPTS) {
+                    Some((state, range)) => {
+                        let Bounds { low, high } = range.bounds();
+                        Err(Error::conflict(states[*state].name(), ConflictKeys::Range { low, high }))
+                    }
+                    None => Ok(None),
+                }
+            }
             Ok(CommitOutcome::Committed(seq)) => {
                 if let Some(fresh) = new_keys {
-                    let set = writes[expected.len()..].iter().zip(&order);
+                    let set = writes[first_op..].iter().zip(order);
                     fresh.extend(set.filter(|(w, _)| w.op.prior == Seq::ZERO).map(|(_, (entry, _))| *entry));
                     fresh.sort_unstable();
                 }
@@ -494,13 +578,28 @@ impl Batch {
         }
     }
 
-    /// Returns the keyspaces, and for each key the index of its last entry and of its keyspace
-    /// (R2).
-    #[allow(clippy::type_complexity)]
-    fn last_operations(&self) -> Result<(Vec<Arc<KeyspaceState>>, Vec<(usize, usize)>)> {
+    /// Adds a removal of each listed key that no operation of the batch changes afterwards.
+    fn add_removals<'w>(
+        &'w self,
+        resolved: &'w ResolvedBatch,
+        listed: &'w ListedRanges,
+        writes: &mut Vec<CommitWrite<'w>>,
+    ) {
+        let of_entry = |&(entry, state): &(usize, usize)| (state, &*self.entries[entry].key);
+        let mut done: HashSet<(usize, &[u8])> = resolved.order.iter().map(of_entry).collect();
+        let fresh = listed.keys().filter(|listed| done.insert(*listed));
+        writes.extend(fresh.map(|(state, key)| {
+            CommitWrite::new(&resolved.states[state], EngineOp::new(key, Action::Remove))
+        }));
+    }
+
+    /// Returns the operations that count: the last one of each key (R2), unless a later one removes
+    /// a range with the key.
+    fn last_operations(&self) -> Result<ResolvedBatch> {
         let mut states: Vec<Arc<KeyspaceState>> = Vec::new();
         let mut seen: HashMap<(KeyspaceId, &[u8]), usize> = HashMap::with_capacity(self.entries.len());
         let mut order: Vec<(usize, usize)> = Vec::with_capacity(self.entries.len());
+        let mut ranges: Vec<(usize, usize)> = Vec::new();
         for (index, entry) in self.entries.iter().enumerate() {
             let state = entry.keyspace.state()?;
             let position = match states.iter().position(|k| Arc::ptr_eq(k, &state)) {
@@ -510,6 +609,10 @@ impl Batch {
                     states.len() - 1
                 }
             };
+            if let BatchChange::RemoveRange(_) = &entry.change {
+                ranges.push((index, position));
+                continue;
+            }
             match seen.entry((state.id(), &entry.key)) {
                 std::collections::hash_map::Entry::Occupied(at) => order[*at.get()].0 = index,
                 std::collections::hash_map::Entry::Vacant(free) => {
@@ -518,6 +621,17 @@ impl Batch {
                 }
             }
         }
-        Ok((states, order))
+        if !ranges.is_empty() {
+            order.retain(|&(entry, state)| {
+                let key = &self.entries[entry].key;
+                let removes = |&&(later, of): &&(usize, usize)| {
+                    let change = &self.entries[later].change;
+                    let is_in = |range: &RemovedRange| range.contains(key);
+                    of == state && later > entry && matches!(change, BatchChange::RemoveRange(r) if is_in(r))
+                };
+                ranges.iter().rev().find(removes).is_none()
+            });
+        }
+        Ok(ResolvedBatch { states, order, ranges })
     }
 }

@@ -37,6 +37,7 @@
 pub mod asynchronous;
 mod batch;
 mod bulk_load;
+mod changes;
 mod commit_ticket;
 mod convert;
 mod database;
@@ -49,6 +50,7 @@ mod lock_wait;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod open_database;
+mod removed_range;
 mod scan_scope;
 mod snapshot;
 mod transaction;
@@ -59,6 +61,7 @@ mod workload;
 
 pub use batch::Batch;
 pub use bulk_load::{BulkLoadOptions, BulkLoader};
+pub use changes::{ChangeCursor, ChangeRetention, Changes, ChangesReady};
 pub use commit_ticket::{CommitFuture, CommitTicket};
 #[doc(hidden)]
 pub use convert::RunningConversion;
@@ -82,7 +85,8 @@ pub use sheaf_platform::error::{
 };
 pub use sheaf_store::{
     BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, BulkLoadReport,
-    CacheStats, CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
+    CacheStats, Change, ChangeKind, ChangePosition, ChangeStats, ChangeValue, CommittedChanges,
+    CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport, CursorInfo,
     DamagedFile, DatabaseStats, ExpiryStats, GroupCommitMode, KeyspaceInfo, KeyspaceRepair, LogStats,
     LostRecords, MemoryStats, OpeningStats, ProgressFn, RepairFinding, RepairOptions, RepairOutcome,
     RepairProgress, RepairReport, Stall, StallKind, StallStats, TransactionStats, UnreadableRange,

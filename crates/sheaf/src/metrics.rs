@@ -16,7 +16,7 @@
 //! | `sheaf_transactions`, `sheaf_transaction_conflicts` | counter | | commits; conflicts |
 //! | `sheaf_views` | gauge | | live snapshots and iterators |
 //! | `sheaf_oldest_view` | gauge | | commits since the oldest snapshot; 0 without any |
-//! | `sheaf_held_bytes` | gauge | | disk space that backups and attached readers pin |
+//! | `sheaf_held_bytes`, `sheaf_retained_change_bytes` | gauge | | pinned; kept for changes |
 //! | `sheaf_checkpoints`, `sheaf_checkpoint_bytes` | counter | | checkpoints; bytes written |
 //! | `sheaf_staged_bytes` | counter | | bytes of values written to blob files |
 //! | `sheaf_memory_budget_bytes` | gauge | | memory budget |
@@ -70,6 +70,7 @@ fn publish_commits(stats: &DatabaseStats, path: &str) {
     let oldest = stats.oldest_view_seq.map_or(0, |oldest| stats.visible_seq.saturating_sub(oldest));
     gauge!("sheaf_oldest_view", "database" => database()).set(real(oldest));
     gauge!("sheaf_held_bytes", "database" => database()).set(real(stats.pinned_bytes));
+    gauge!("sheaf_retained_change_bytes", "database" => database()).set(real(stats.changes.retained_bytes));
     counter!("sheaf_checkpoints", "database" => database()).absolute(stats.checkpoints);
     counter!("sheaf_checkpoint_bytes", "database" => database()).absolute(stats.checkpoint_bytes);
     counter!("sheaf_staged_bytes", "database" => database()).absolute(stats.blob_bytes_written);

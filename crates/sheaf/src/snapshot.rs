@@ -91,6 +91,10 @@ impl Snapshot {
         Ok(Snapshot { handle: Arc::clone(handle), view: Arc::new(view), at, shown })
     }
 
+    pub(crate) fn handle(&self) -> &Arc<OpenDatabase> {
+        &self.handle
+    }
+
     /// Returns the number of the newest commit that the snapshot shows.
     ///
     /// ```

@@ -252,16 +252,16 @@ fn a_stalled_connection_delays_neither_the_owner_nor_other_connections() {
     for nonsense in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"SHEAFDOR\x09\0\0\0\0\0\0\0",
-        b"SHEAFDOR\x06\0\0\0\0\0\0\0\xff\xff\xff\xff",
+        b"SHEAFDOR\x07\0\0\0\0\0\0\0\xff\xff\xff\xff",
     ] {
         let mut guest = UnixStream::connect(&socket).unwrap();
         guest.write_all(nonsense).unwrap();
         let mut said = Vec::new();
         guest.read_to_end(&mut said).ok();
-        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x06\0\0\0"));
+        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x07\0\0\0"));
     }
     let mut guest = UnixStream::connect(&socket).unwrap();
-    guest.write_all(b"SHEAFDOR\x06\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
+    guest.write_all(b"SHEAFDOR\x07\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
     guest.read_exact(&mut [0; 16]).unwrap();
     let mut answer = || {
         let (mut len, mut answer) = ([0; 4], Vec::new());
@@ -334,7 +334,7 @@ fn silent_owner(dir: &Path, hello: Option<&[u8]>) -> (UnixListener, Option<UnixS
 #[test]
 fn an_unresponsive_owner_is_an_error_that_names_it() {
     let dir = IpcDir::new("silent");
-    let hello = b"SHEAFDOR\x06\0\0\0\0\0\0\0";
+    let hello = b"SHEAFDOR\x07\0\0\0\0\0\0\0";
     // It does not accept; it sends half a hello; it does not answer requests.
     let silences: [(&str, Option<&[u8]>); 3] =
         [("deaf", None), ("half", Some(&hello[..9])), ("dumb", Some(&hello[..]))];

@@ -553,16 +553,12 @@ impl Store {
     fn free_journal_segments(&self, m: &mut RootState, log: &LogState) {
         let checkpoint = m.checkpoints[log.id.index()].clone();
         let durable = self.durable();
-        let mut segments = log.segments.lock();
-        let done: Vec<_> = segments
-            .values()
+        let done: Vec<_> = log
+            .list()
+            .into_iter()
             .filter(|s| s.is_sealed() && s.id() < checkpoint.next_segment && s.last_seq() <= durable)
             .filter(|s| checkpoint.open.iter().all(|p| p.segment != s.id()))
-            .cloned()
             .collect();
-        for segment in done {
-            segments.remove(&segment.id());
-            m.retire(PendingFree::Segment(log.id, segment));
-        }
+        done.into_iter().for_each(|segment| self.collect_segment(m, log, segment));
     }
 }

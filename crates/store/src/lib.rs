@@ -30,6 +30,7 @@
 //! lock is held while a closure of the caller runs.
 
 pub mod backup;
+mod changes;
 mod checkpoint;
 mod commit;
 mod expiry;
@@ -51,6 +52,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, ProgressFn};
+pub use changes::{
+    Change, ChangeBound, ChangeKind, ChangePosition, ChangeReader, ChangeStats, ChangeValue, ChangeWakerKey,
+    CommittedChanges, CursorInfo, RetentionChoice,
+};
 pub use commit::stall::{Stall, StallCallback, StallListener, StallStats};
 pub use commit::transaction::{RangeRead, RangeReads, RangeView, VersionCheck};
 pub use commit::value_writer::{FinishedValue, PartialValue};
@@ -81,6 +86,7 @@ pub use stats::{
     OpeningStats, StoreOptions, TransactionStats, VerifyReport,
 };
 
+use crate::changes::ChangeFeed;
 use crate::health::Health;
 use commit::CommitPipeline;
 use commit::group_commit::SyncState;
@@ -201,6 +207,7 @@ pub struct Store {
     context: Arc<EngineContext>,
     logs: [LogState; LogId::ALL.len()],
     catalog: Catalog,
+    changes: ChangeFeed,
     /// Order, places and visibility of commits. Contains the order lock.
     pipeline: CommitPipeline,
     /// Flags that every call reads.
@@ -328,6 +335,7 @@ impl Store {
         event!(ERROR, "the database refuses writes from now on", cause = cause.name());
         self.health.mark_poisoned(cause);
         self.sync.round.wake();
+        self.changes.signal.wake_all();
         self.background.signals.request_round(); // it wakes the tasks that wait for durability
         self.background.wake();
         self.health.poison_error()
@@ -393,6 +401,11 @@ impl Store {
             },
             caches: if self.health.is_forked_child() { Vec::new() } else { self.cache_stats() },
             logs: self.logs.iter().map(LogState::stats).collect(),
+            changes: if self.health.is_forked_child() {
+                ChangeStats::default()
+            } else {
+                self.changes.stats()
+            },
             opening: self.lifecycle.opening,
             descriptors: self.disk.descriptors().unwrap_or_default(),
             has_ipc: false,
@@ -422,6 +435,7 @@ impl Store {
             keyspaces: Vec::new(),
             has_options: self.catalog.has_options(),
             logs: Default::default(),
+            changes: None, // a pinned state has no retained segments
         }
     }
 }

@@ -45,6 +45,9 @@ pub struct TestSubject {
     pub is_persistent: bool,
     /// Space limit of the database, if it is set.
     pub space_limit: Option<f64>,
+    /// Whether the databases of the crash harness retain all changes. Its checks then also require
+    /// that the change feed leads to the state of the database.
+    pub retains_changes: bool,
     /// Factories of engines that the facade does not register itself.
     pub factories: Vec<Arc<dyn EngineFactory>>,
 }
@@ -61,6 +64,7 @@ impl TestSubject {
             other_engine: reference_engine::NAME,
             is_persistent: false,
             space_limit: None,
+            retains_changes: false,
             factories: vec![Arc::new(ReferenceEngineFactory::default())],
         }
     }
@@ -69,6 +73,12 @@ impl TestSubject {
     #[must_use]
     pub fn flat_persistent() -> TestSubject {
         TestSubject { name: "flat-persistent", is_persistent: true, ..TestSubject::flat() }
+    }
+
+    /// Returns the subject with databases that retain all changes.
+    #[must_use]
+    pub fn with_changes(self) -> TestSubject {
+        TestSubject { retains_changes: true, ..self }
     }
 
     /// FlexDB.

@@ -48,5 +48,6 @@ pub mod model;
 pub mod recording_disk;
 pub mod reference_engine;
 pub mod repairs;
+pub mod replica;
 pub mod supervise;
 pub mod totals;

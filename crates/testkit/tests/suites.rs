@@ -24,6 +24,8 @@ mod background_retry;
 mod crash;
 #[path = "crashes/faults.rs"]
 mod faults;
+#[path = "crashes/feed.rs"]
+mod feed;
 #[path = "crashes/group_commit_modes.rs"]
 mod group_commit_modes;
 #[path = "crashes/kill.rs"]

@@ -202,8 +202,8 @@ class RawKeyspace:
         """Replace the value by ``change(value)``, which is called again if the value changes meanwhile."""
     def remove_range(
         self, start: Buffer | None = None, stop: Buffer | None = None, prefix: Buffer | None = None
-    ) -> int:
-        """Remove all keys of a range, and return their number. Commits groups of keys one by one."""
+    ) -> None:
+        """Remove all keys of a range, in one commit."""
     def clear(self) -> None: ...
     def setdefault(self, key: Buffer, default: Buffer | None = None) -> bytes: ...
     @overload

@@ -162,9 +162,9 @@ class AsyncKeyspace(AsyncSpace):
 
     async def remove_range(
         self, start: Buffer | None = None, stop: Buffer | None = None, prefix: Buffer | None = None
-    ) -> int:
-        """Remove all keys of a range, and return their number."""
-        return await _run(self._space.remove_range, start, stop, prefix)
+    ) -> None:
+        """Remove all keys of a range, in one commit."""
+        await _run(self._space.remove_range, start, stop, prefix)
 
     async def clear(self) -> None:
         """Remove all pairs."""

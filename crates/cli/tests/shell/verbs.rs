@@ -55,6 +55,18 @@ fn del_removes_the_existing_keys_and_reports_missing_ones() {
 }
 
 #[test]
+fn del_removes_a_range() {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]);
+    sandbox.run(&["del", "db", "--from", "b", "--to", "d"]).succeeds().prints("");
+    sandbox.run(&["get", "db", "b"]).exits(1);
+    sandbox.run(&["get", "db", "c"]).exits(1);
+    sandbox.run(&["get", "db", "d"]).succeeds().prints("4");
+    sandbox.run(&["del", "db", "--to", "b"]).succeeds();
+    sandbox.run(&["get", "db", "a"]).exits(1);
+    sandbox.run(&["del", "db", "--from", "b", "d"]).exits(2);
+}
+
+#[test]
 fn scan_lists_each_pair_once_and_stops_at_the_limit() {
     let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "x\\ty")]);
     let all = sandbox.run(&["scan", "db"]).succeeds();

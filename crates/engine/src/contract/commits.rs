@@ -36,6 +36,11 @@ pub trait EngineCommits: EngineInfo {
     fn takes_blob_files(&self) -> bool {
         false
     }
+    /// Returns whether the engine accepts [`Action::RemoveRange`](super::Action::RemoveRange). For
+    /// other engines a range is removed key by key, in one commit. The result must be constant.
+    fn removes_ranges(&self) -> bool {
+        false
+    }
     /// Does everything for `op` that can fail: checks limits, takes memory, reads the version that
     /// the operation replaces. Any thread may call this.
     ///

@@ -14,6 +14,10 @@ pub enum Action<'a> {
     Blob(BlobRef),
     /// Removes the key.
     Remove,
+    /// Removes all keys from the key of the operation on and before this end, or all above it. The
+    /// commit has exclusive access. Only for an engine with
+    /// [`EngineCommits::removes_ranges`](super::EngineCommits::removes_ranges).
+    RemoveRange(Option<&'a [u8]>),
     /// Writes nothing. The commit fails as stale if the key changes between `prepare` and the
     /// commit.
     Expect,
@@ -28,6 +32,7 @@ impl<'a> Action<'a> {
             Action::Put(value) => Some(RecordContent::Put(value)),
             Action::Blob(blob) => Some(RecordContent::Blob(*blob)),
             Action::Remove => Some(RecordContent::Remove),
+            Action::RemoveRange(end) => Some(RecordContent::RemoveRange(*end)),
             Action::Expect => None,
         }
     }

@@ -50,6 +50,41 @@ impl Bounds {
         }
     }
 
+    /// Returns the keys from `first` on and before `end`, or all above `first`.
+    #[must_use]
+    pub fn between(first: &[u8], end: Option<&[u8]>) -> Bounds {
+        let high = end.map_or(Bound::Unbounded, |end| Bound::Excluded(end.to_vec()));
+        Bounds { low: Bound::Included(first.to_vec()), high }
+    }
+
+    /// Returns true if a key may be in both ranges.
+    #[must_use]
+    pub fn overlaps(&self, other: &Bounds) -> bool {
+        let both = |low: &Bounds, high: &Bounds| {
+            let both = Bounds { low: low.low.clone(), high: high.high.clone() };
+            !both.is_empty()
+        };
+        !self.is_empty() && !other.is_empty() && both(self, other) && both(other, self)
+    }
+
+    /// Returns the first key that may be in the range, and the lowest key above the range, or
+    /// `None` if the range has no upper limit.
+    #[must_use]
+    pub fn first_and_end(&self) -> (Vec<u8>, Option<Vec<u8>>) {
+        let above = |key: &Vec<u8>| [key.as_slice(), &[0]].concat();
+        let first = match &self.low {
+            Bound::Included(key) => key.clone(),
+            Bound::Excluded(key) => above(key),
+            Bound::Unbounded => Vec::new(),
+        };
+        let end = match &self.high {
+            Bound::Included(key) => Some(above(key)),
+            Bound::Excluded(key) => Some(key.clone()),
+            Bound::Unbounded => None,
+        };
+        (first, end)
+    }
+
     /// Returns true if `key` is in the range.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {

@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use super::{Memtable, MemtableVersion};
 use crate::contract::EngineOp;
 use sheaf_log::types::Seq;
-use sheaf_platform::memory::Memory;
+use sheaf_platform::memory::{Memory, MemoryPart};
 use sheaf_platform::sync::epoch::Guard;
 
 /// A memtable, as its container [`Memtables`] uses it.
@@ -54,11 +54,11 @@ impl MemtableLayer for Memtable {
 
     #[inline]
     fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        Memtable::is_empty(self)
     }
 
     fn bytes(&self) -> u64 {
-        self.table.bytes()
+        Memtable::bytes(self)
     }
 
     #[inline]
@@ -68,6 +68,7 @@ impl MemtableLayer for Memtable {
 
     fn uncount_memory(&self, memory: &Memory) {
         self.table.uncount_memory(memory);
+        memory.give_back(MemoryPart::Index, self.ranges.bytes());
     }
 }
 
@@ -204,7 +205,8 @@ impl<M: MemtableLayer> Memtables<M> {
 
 impl Memtables {
     /// Returns the version of `key` that a view at `at` sees, and the memtable that has it. Returns
-    /// `None` if no memtable has one.
+    /// `None` if no memtable has one. If a range tombstone hides the version, or all older ones, it
+    /// is the version.
     #[inline]
     pub fn find(
         &self,
@@ -214,11 +216,37 @@ impl Memtables {
         guard: &Guard,
     ) -> Option<(&Memtable, MemtableVersion)> {
         for memtable in self.filled() {
-            if let Some(version) = memtable.find(hash, key, guard).and_then(|entry| entry.at(at)) {
-                return Some((memtable, version));
+            let version = memtable.find(hash, key, guard).and_then(|entry| entry.at(at));
+            // After the record: a put that the tombstone does not hide is then not missed.
+            let removed = memtable.ranges.seq_of(key, at, guard);
+            match version {
+                Some(version) if version.seq >= removed => return Some((memtable, version)),
+                None if removed == Seq::ZERO => {}
+                // No older memtable, and no file, has a version of a higher seq.
+                _ => return Some((memtable, MemtableVersion::removed(removed))),
             }
         }
         None
+    }
+
+    /// Returns true if a memtable has range tombstones.
+    #[inline]
+    pub fn has_ranges(&self) -> bool {
+        self.iter().any(|memtable| !memtable.ranges.is_empty())
+    }
+
+    /// Returns the seq of the newest range tombstone that covers `key` and that a view at `at`
+    /// sees. Returns zero if there is none. All versions of lower seqs are hidden.
+    #[inline]
+    pub fn range_seq(&self, key: &[u8], at: Seq, guard: &Guard) -> Seq {
+        let seqs = self.iter().map(|memtable| memtable.ranges.seq_of(key, at, guard));
+        seqs.max().unwrap_or(Seq::ZERO)
+    }
+
+    /// Returns true if a range tombstone that a view at `at` sees may cover a key from `low` on and
+    /// before `high`.
+    pub fn has_ranges_in(&self, low: &[u8], high: Option<&[u8]>, at: Seq, guard: &Guard) -> bool {
+        self.iter().any(|memtable| memtable.ranges.overlaps(low, high, at, guard))
     }
 
     /// Returns the bytes that the records of the commit of `op` may need. This includes the

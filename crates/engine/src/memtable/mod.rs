@@ -1,8 +1,8 @@
 //! # Memtable: commits that are in the journal and not yet in an engine's files
 //!
-//! Holds the keys (`table.rs`); the values stay in the journal. A key has one *record*. The word of
-//! the record has the address of the key's newest frame in the journal. Used by engines of the
-//! journal that flush to files of their own.
+//! Holds the keys (`table.rs`) and the range tombstones (`range_tombstones.rs`); the values stay in
+//! the journal. A key has one *record*. The word of the record has the address of the key's newest
+//! frame in the journal. Used by engines of the journal that flush to files of their own.
 //!
 //! ## Picture
 //!
@@ -35,6 +35,7 @@ mod interleavings;
 mod memtables;
 mod op;
 pub mod prefix;
+pub mod range_tombstones;
 pub mod removed_ranges;
 pub mod sorted_keys;
 pub mod table;
@@ -48,6 +49,7 @@ use std::ptr;
 pub use self::arena::{ArenaOffset, high, low};
 pub use self::memtables::{MemtableLayer, Memtables};
 use self::prefix::KeyPrefix;
+use self::range_tombstones::RangeTombstones;
 use self::sorted_keys::KeySource;
 use self::table::KeyTable;
 use self::word::{COPIED, kind_of};
@@ -58,8 +60,10 @@ use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::{Address, Frame};
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
+use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::Guard;
+use smallvec::SmallVec;
 
 /// Bytes of a record before its key.
 const HEAD: usize = 24;
@@ -79,6 +83,14 @@ pub struct MemtableVersion {
     pub word: VersionWord,
     /// Seq of the commit that wrote it.
     pub seq: Seq,
+}
+
+impl MemtableVersion {
+    /// Returns the version of a key that commit `seq` removed.
+    #[must_use]
+    pub fn removed(seq: Seq) -> MemtableVersion {
+        MemtableVersion { word: VersionWord::REMOVED, seq }
+    }
 }
 
 impl<'m> MemtableEntry<'m> {
@@ -123,6 +135,7 @@ pub struct Memtable {
     /// Number of the memtable. It is unique among the memtables of the keyspace.
     pub number: u32,
     table: KeyTable<4>,
+    ranges: RangeTombstones,
 }
 
 impl Memtable {
@@ -130,7 +143,7 @@ impl Memtable {
     /// `prefix` is the prefix that its keys are expected to share.
     #[must_use]
     pub fn new(number: u32, prefix: KeyPrefix, tiny: bool) -> Memtable {
-        Memtable { number, table: KeyTable::new(prefix, tiny) }
+        Memtable { number, table: KeyTable::new(prefix, tiny), ranges: RangeTombstones::default() }
     }
 
     #[inline]
@@ -158,15 +171,50 @@ impl Memtable {
     }
 
     #[inline]
-    /// Returns true if the memtable has no key.
+    /// Returns true if the memtable has no key and no range tombstone.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.table.is_empty() && self.ranges.is_empty()
     }
 
     /// Returns the memory in bytes.
     pub fn bytes(&self) -> u64 {
-        self.table.bytes()
+        self.table.bytes() + self.ranges.bytes()
+    }
+
+    /// Returns the range tombstones.
+    #[inline]
+    pub fn ranges(&self) -> &RangeTombstones {
+        &self.ranges
+    }
+
+    /// Adds the range tombstone of commit `seq` and reports its memory to the budget.
+    pub fn remove_range(
+        &self,
+        first: &[u8],
+        end: Option<&[u8]>,
+        seq: Seq,
+        views: &Views,
+        context: &EngineContext,
+        guard: &Guard,
+    ) {
+        let (before, after) = self.ranges.add(first, end, seq, views, guard);
+        match after.checked_sub(before) {
+            Some(more) => context.memory.take(MemoryPart::Index, more),
+            None => context.memory.give_back(MemoryPart::Index, before - after),
+        }
+    }
+
+    /// Returns the versions of a key with the given record, newest first, with a tombstone for each
+    /// range tombstone that covers the key. A version may occur twice.
+    pub fn all_versions(&self, place: ArenaOffset, guard: &Guard) -> SmallVec<[MemtableVersion; 2]> {
+        let entry = self.entry(place);
+        let mut versions: SmallVec<[MemtableVersion; 2]> = entry.versions().collect();
+        if let Some(piece) = self.ranges.piece_of(entry.key(), guard).filter(|_| !self.ranges.is_empty()) {
+            versions.extend(piece.seqs.iter().map(|seq| MemtableVersion::removed(*seq)));
+            versions.sort_by_key(|version| std::cmp::Reverse(version.seq)); // a put stays first
+        }
+        versions
     }
 
     /// Runs `change` and then reports the memtable's memory to the budget.
@@ -176,7 +224,7 @@ impl Memtable {
 
     /// Returns the newest commit in the memtable, or a newer one that is being applied.
     pub fn newest(&self) -> Seq {
-        self.table.newest()
+        self.table.newest().max(self.ranges.newest())
     }
 
     /// Returns the prefix that the heads of the keys leave out.
@@ -323,7 +371,7 @@ impl Memtable {
                 staged = encode_blob_ref(blob);
                 &staged[..]
             }
-            RecordContent::Remove => &[],
+            RecordContent::Remove | RecordContent::RemoveRange(_) => &[],
         };
         let (place, _) = self.table.allocate(8 + bytes.len());
         let start = self.table.arena.at(place);

@@ -24,7 +24,9 @@ struct MemtableFindings {
     /// Word of the record.
     word: u64,
     /// Number of records in the key's stripe; used if the key has no record.
-    stripe_len: u64,
+    stripe_len: u32,
+    /// Low half of the seq of the memtable's newest range tombstone.
+    newest_range: u32,
     /// Id of the replaced blob.
     replaced_blob: Option<u64>,
 }
@@ -34,13 +36,16 @@ impl Findings for MemtableFindings {
     fn to_words(self) -> [u64; NOTE_WORDS] {
         let record = u64::from(self.memtable) << 32 | u64::from(self.record);
         let blob = self.replaced_blob.map_or(0, |id| id + 1);
-        [self.hash, record, self.word, self.stripe_len, blob]
+        let counts = u64::from(self.newest_range) << 32 | u64::from(self.stripe_len);
+        [self.hash, record, self.word, counts, blob]
     }
 
     #[inline]
-    fn from_words([hash, record, word, stripe_len, blob]: [u64; NOTE_WORDS]) -> MemtableFindings {
+    fn from_words([hash, record, word, counts, blob]: [u64; NOTE_WORDS]) -> MemtableFindings {
         let (memtable, record) = (high(record), low(record));
-        MemtableFindings { hash, memtable, record, word, stripe_len, replaced_blob: blob.checked_sub(1) }
+        let (newest_range, stripe_len) = (high(counts), low(counts));
+        let replaced_blob = blob.checked_sub(1);
+        MemtableFindings { hash, memtable, record, word, stripe_len, newest_range, replaced_blob }
     }
 }
 
@@ -83,6 +88,8 @@ impl Memtable {
                 }
                 Ok(Preparation::Record)
             }
+            // The tombstone needs little memory, and removing must succeed when memory is short.
+            Action::RemoveRange(_) => Ok(Preparation::Record),
             Action::Expect => {
                 op.prior = prior(op.key)?;
                 Ok(Preparation::NoChange)
@@ -122,6 +129,7 @@ impl Memtable {
         guard: &Guard,
     ) -> Result<bool> {
         let len = self.stripe_len(hash); // before `find`, as `is_current` relies on it
+        let newest_range = low(self.ranges.newest().0);
         let entry = self.find(hash, op.key, guard);
         let word = entry.as_ref().map(|entry| entry.newest().word);
         let mut replaced_blob = None;
@@ -135,7 +143,8 @@ impl Memtable {
             memtable: self.number,
             record: entry.as_ref().map_or(0, |entry| entry.place),
             word: word.map_or(0, VersionWord::bits),
-            stripe_len: u64::from(len),
+            stripe_len: len,
+            newest_range,
             replaced_blob,
         });
         Ok(entry.is_some())
@@ -144,13 +153,18 @@ impl Memtable {
     /// Returns whether this is the memtable that `op` was prepared for, and whether the findings
     /// still hold.
     pub fn is_current(&self, op: &EngineOp<'_>, guard: &Guard) -> bool {
+        if matches!(op.action, Action::RemoveRange(_)) {
+            return true; // it depends on no version
+        }
         let found: MemtableFindings = op.note.get();
-        if self.number != found.memtable {
+        // The removal of a range changes the versions of any keys. It runs while no commit is
+        // between this check and its `apply`.
+        if self.number != found.memtable || low(self.ranges.newest().0) != found.newest_range {
             return false;
         }
         if found.record == 0 {
             // New records of the stripe may belong to other keys.
-            return u64::from(self.stripe_len(found.hash)) == found.stripe_len
+            return self.stripe_len(found.hash) == found.stripe_len
                 || self.find(found.hash, op.key, guard).is_none();
         }
         let word = self.entry(found.record).newest().word;

@@ -21,7 +21,8 @@
 //! 3. A removal reports its seq before the memtable has it, and a measured range gets the highest
 //!    reported seq as its commit. So no removal in a range is newer than the commit of the range.
 //! 4. There are at most `MAX_RANGES` ranges, and their ends have at most `MAX_KEY_LEN` bytes.
-//!    If a put splits a range and there are that many, the upper part is forgotten.
+//!    If a put splits a range and there are that many, the lower part is forgotten: most keys are
+//!    put in ascending order.
 //!
 //! ## Threads
 //!
@@ -46,6 +47,8 @@ const MAX_RANGES: usize = 512;
 const MAX_REQUESTS: usize = 64;
 /// Maximum number of puts during one measurement. With more, its result is discarded.
 const MAX_PUTS: usize = 256;
+/// Number of keys of a range that one commit removed: nobody has counted them.
+const UNKNOWN_KEYS: u64 = u64::MAX;
 /// Maximum length in bytes of a key that is an end of a range.
 const MAX_KEY_LEN: usize = 1 << 10;
 
@@ -127,10 +130,11 @@ impl RangesInner {
         }
         let low = low.clone();
         let Some(RangeEnd { high, at, keys }) = self.ranges.remove(&low) else { return };
-        if keys / 2 >= MIN_REMOVED_KEYS && key.len() <= MAX_KEY_LEN {
-            self.ranges.insert(low, RangeEnd { high: Some(key.to_vec()), at, keys: keys / 2 });
+        let keys = if keys == UNKNOWN_KEYS { keys } else { keys / 2 };
+        if keys >= MIN_REMOVED_KEYS && key.len() <= MAX_KEY_LEN {
+            self.ranges.insert(Some(key.to_vec()), RangeEnd { high, at, keys });
             if self.ranges.len() < MAX_RANGES {
-                self.ranges.insert(Some(key.to_vec()), RangeEnd { high, at, keys: keys / 2 });
+                self.ranges.insert(low, RangeEnd { high: Some(key.to_vec()), at, keys });
             }
             assert!(self.ranges.len() <= MAX_RANGES, "removed_ranges (I4): a cut keeps the limit of ranges");
         }
@@ -199,6 +203,17 @@ impl RemovedRanges {
         if count.is_multiple_of(MEASURE_INTERVAL) {
             self.request_measurement(key);
         }
+    }
+
+    /// Records that commit `seq` removes the keys from `first` on and before `end`. Must be called
+    /// after the memtable has the tombstone, and while no put runs.
+    pub fn note_range(&self, seq: Seq, first: &[u8], end: Option<&[u8]>) {
+        self.newest.fetch_max(seq.0, Ordering::Release);
+        let low = (!first.is_empty()).then(|| first.to_vec());
+        let range = RemovedRange { low, high: end.map(<[u8]>::to_vec), keys: UNKNOWN_KEYS };
+        let mut inner = self.inner.lock();
+        inner.add(range, seq);
+        self.update_flags(&inner);
     }
 
     /// Requests the measurement of the interval around `key`.

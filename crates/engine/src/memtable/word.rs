@@ -20,6 +20,9 @@ impl VersionWord {
         VersionWord(address.bits() | kind_of(content))
     }
 
+    /// Word of a removal.
+    pub(super) const REMOVED: VersionWord = VersionWord(TOMBSTONE);
+
     /// Returns true for a tombstone.
     #[must_use]
     pub fn is_tombstone(self) -> bool {
@@ -56,7 +59,7 @@ pub(super) fn kind_of(content: &RecordContent<'_>) -> u64 {
     match content {
         RecordContent::Put(_) => 0,
         RecordContent::Blob(_) => BLOB,
-        RecordContent::Remove => TOMBSTONE,
+        RecordContent::Remove | RecordContent::RemoveRange(_) => TOMBSTONE,
     }
 }
 

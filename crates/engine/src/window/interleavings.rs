@@ -103,7 +103,8 @@ impl RangeChecks {
     /// Records the key of a commit that has its seq, if there are readers, and completes it.
     fn finish(&self, seq: Seq) {
         if self.recent.has_readers() {
-            self.recent.record(seq, [(KeyspaceId(1), &b"k"[..])].into_iter(), &self.memory);
+            let key = (KeyspaceId(1), ChangedKey::Key(b"k"));
+            self.recent.record(seq, [key].into_iter(), &self.memory);
         }
         self.progress.complete(seq).expect("no commit fails");
     }

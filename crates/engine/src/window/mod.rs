@@ -31,7 +31,7 @@ mod recent_keys;
 mod stripes;
 
 pub use self::progress::CommitProgress;
-pub use self::recent_keys::{RangeReader, RecentChange, RecentKeys};
+pub use self::recent_keys::{ChangedKey, RangeReader, RecentChange, RecentKeys};
 pub use self::stripes::{ExclusiveGuard, StripeList, Stripes, StripesGuard, stripe_of};
 
 use std::sync::Arc;

@@ -29,6 +29,7 @@
 //! and O(1) for each recorded key in a range.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use crossbeam_utils::CachePadded;
 
@@ -65,6 +66,8 @@ pub struct RecentKeys {
 struct RecentShard {
     /// The newest recorded commit of each key.
     keyspaces: BTreeMap<KeyspaceId, BTreeMap<Box<[u8]>, Seq>>,
+    /// Ranges that commits removed.
+    ranges: Vec<(KeyspaceId, Bounds, Seq)>,
     bytes: usize,
     /// Number of bytes from which the shard looks for keys that no reader needs.
     trim_at: usize,
@@ -84,9 +87,16 @@ impl RecentShard {
         }
     }
 
+    fn insert_range(&mut self, seq: Seq, keyspace: KeyspaceId, range: Bounds) {
+        self.newest = self.newest.max(seq);
+        self.bytes += range_bytes(&range);
+        self.ranges.push((keyspace, range, seq));
+    }
+
     /// Drops the keys of commits up to `upto`.
     fn drop_upto(&mut self, upto: Seq) {
-        let mut bytes = 0;
+        self.ranges.retain(|(_, _, seq)| *seq > upto);
+        let mut bytes = self.ranges.iter().map(|(_, range, _)| range_bytes(range)).sum();
         for keys in self.keyspaces.values_mut() {
             keys.retain(|key, seq| {
                 let stays = *seq > upto;
@@ -99,10 +109,34 @@ impl RecentShard {
     }
 
     fn has_newer(&self, since: Seq, keyspace: KeyspaceId, bounds: &Bounds) -> bool {
+        let is_removed = |(of, range, seq): &(KeyspaceId, Bounds, Seq)| {
+            *of == keyspace && *seq > since && range.overlaps(bounds)
+        };
+        if self.ranges.iter().any(is_removed) {
+            return true;
+        }
         let Some(keys) = self.keyspaces.get(&keyspace).filter(|_| !bounds.is_empty()) else { return false };
         let range = (borrow_bound(&bounds.low), borrow_bound(&bounds.high));
         keys.range::<[u8], _>(range).any(|(_, seq)| *seq > since)
     }
+}
+
+/// Returns the estimated bytes of a recorded range.
+fn range_bytes(range: &Bounds) -> usize {
+    let len = |bound: &Bound<Vec<u8>>| match bound {
+        Bound::Included(key) | Bound::Excluded(key) => key.len(),
+        Bound::Unbounded => 0,
+    };
+    2 * ENTRY_BYTES + len(&range.low) + len(&range.high)
+}
+
+/// Change that a commit records.
+#[derive(Clone, Debug)]
+pub enum ChangedKey<'k> {
+    /// One key.
+    Key(&'k [u8]),
+    /// All keys of a range, which was removed.
+    Range(Bounds),
 }
 
 /// Registration of a reader. The owner passes it to [`RecentKeys::release`].
@@ -189,13 +223,21 @@ impl RecentKeys {
 
     /// Records the keys of commit `seq`. Must be called before the commit is complete.
     #[cold]
-    pub fn record<'k>(&self, seq: Seq, keys: impl Iterator<Item = (KeyspaceId, &'k [u8])>, memory: &Memory) {
+    pub fn record<'k>(
+        &self,
+        seq: Seq,
+        keys: impl Iterator<Item = (KeyspaceId, ChangedKey<'k>)>,
+        memory: &Memory,
+    ) {
         let mut shard = self.shards[sync::thread_shard() % SHARDS].lock();
         if !self.has_readers() {
             return; // the last reader has ended, and no key may remain
         }
         let before = shard.bytes;
-        keys.for_each(|(keyspace, key)| shard.insert(seq, keyspace, key));
+        keys.for_each(|(keyspace, key)| match key {
+            ChangedKey::Key(key) => shard.insert(seq, keyspace, key),
+            ChangedKey::Range(range) => shard.insert_range(seq, keyspace, range),
+        });
         if shard.bytes > shard.trim_at {
             shard.drop_upto(Seq(self.lowest.load(Ordering::SeqCst)));
             if shard.bytes > self.shard_limit {
@@ -260,7 +302,8 @@ mod tests {
     }
 
     fn record(keys: &RecentKeys, seq: u64, key: &str, memory: &Memory) {
-        keys.record(Seq(seq), [(USERS, key.as_bytes())].into_iter(), memory);
+        let key = (USERS, ChangedKey::Key(key.as_bytes()));
+        keys.record(Seq(seq), [key].into_iter(), memory);
     }
 
     fn find(keys: &RecentKeys, since: u64, ranges: &[Bounds]) -> Option<RecentChange> {

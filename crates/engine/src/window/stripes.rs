@@ -105,7 +105,7 @@ impl Stripes {
     pub fn lock<'s>(&'s self, list: &'s [u16]) -> StripesGuard<'s> {
         debug_assert!(list.is_sorted_by(|a, b| a < b), "stripes (I1): each stripe once, in ascending order");
         if list.len() > MAX_STRIPES {
-            return StripesGuard { stripes: self, list: &[], alone: Some(self.lock_exclusive()) };
+            return self.lock_all();
         }
         loop {
             list.iter().for_each(|stripe| self.take(*stripe));
@@ -116,6 +116,11 @@ impl Stripes {
             drop(held);
             wait_on(&self.opened, || !self.is_closed.load(Ordering::SeqCst));
         }
+    }
+
+    /// Takes all stripes, for a commit that may change any keys.
+    pub fn lock_all(&self) -> StripesGuard<'_> {
+        StripesGuard { stripes: self, list: &[], alone: Some(self.lock_exclusive()) }
     }
 
     #[inline]

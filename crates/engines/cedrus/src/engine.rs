@@ -317,7 +317,7 @@ impl EngineCommits for CedrusEngine {
         }
         log_entries::note(op, noted, None, print);
         match op.action {
-            Action::Remove => Ok(Preparation::NoChange),
+            Action::Remove | Action::RemoveRange(_) => Ok(Preparation::NoChange),
             Action::Expect => Ok(Preparation::Record),
             Action::Put(_) | Action::Blob(_) if !self.has_room_for_key(guard) => {
                 Err(Error::MemoryBudgetExceeded { budget: self.context.memory.budget() })

@@ -294,9 +294,8 @@ impl DelsmEngine {
                         None => Ok(Err((0, blob.id, self.keyspace.context.blobs.missing_error(&blob)))),
                     }
                 }
-                LookupResult::Memtable(RecordContent::Remove) | LookupResult::Table(_, ValueRef::Removed) => {
-                    Ok(Ok(false))
-                }
+                LookupResult::Memtable(RecordContent::Remove | RecordContent::RemoveRange(_))
+                | LookupResult::Table(_, ValueRef::Removed) => Ok(Ok(false)),
                 LookupResult::Table(_, ValueRef::Packed { pack, offset, len, sum }) => {
                     let Some(pack) = state.version.packs.get(&pack) else {
                         return Err(crate::recovery::check::missing_pack_error(&self.keyspace, pack));
@@ -357,6 +356,10 @@ impl DelsmEngine {
     fn replay_unflushed(&self, record: &ReplayRecord<'_>) {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
+        if let RecordContent::RemoveRange(end) = record.content {
+            let views = &Views::default(); // there are none yet
+            return active.remove_range(record.key, end, record.seq, views, &self.keyspace.context, guard);
+        }
         let hash = self.keyspace.hash(record.key);
         let entry = active.find(hash, record.key, guard);
         if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
@@ -471,6 +474,10 @@ impl EngineCommits for DelsmEngine {
         true
     }
 
+    fn removes_ranges(&self) -> bool {
+        true
+    }
+
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         if matches!(op.action, Action::Remove) && op.ops_before == 0 {
             self.record_ranges_if_due(op.key);
@@ -497,6 +504,13 @@ impl EngineCommits for DelsmEngine {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
+        if let RecordContent::RemoveRange(end) = content {
+            self.pinned_versions.update(views);
+            self.pinned_versions.note_superseded(Seq(1), seq, views); // one for all in the range
+            active.remove_range(op.key, end, seq, views, &self.keyspace.context, guard);
+            self.note_waste(active, op.span, false);
+            return self.removed_ranges.note_range(op.key, end, seq);
+        }
         let version = MemVersion { word: VersionWord::of(&content, op.address), seq };
         active.note_superseded(op, seq, views, &self.pinned_versions);
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
@@ -591,6 +605,7 @@ impl EnginePressure for DelsmEngine {
         let is_turn = looked.is_multiple_of(looks) && (looked / looks).is_power_of_two();
         state.memtables.frozen().is_some()
             || self.is_full(active)
+            || active.ranges().is_flush_due(rest >= looks, guard)
             || active.sum(WASTE) > self.most_waste()
             || (active.count() >= self.sizes.min_idle_keys && rest >= looks)
             || (!active.is_empty() && is_turn && self.is_superseding_much(state, guard).unwrap_or(false))

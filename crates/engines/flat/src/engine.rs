@@ -388,7 +388,7 @@ impl<I: Index> EngineCommits for FlatEngine<I> {
         }
         log_entries::note(op, hashed_key.hash, None, print);
         match op.action {
-            Action::Remove => Ok(Preparation::NoChange),
+            Action::Remove | Action::RemoveRange(_) => Ok(Preparation::NoChange),
             Action::Expect => Ok(Preparation::Record),
             Action::Put(_) | Action::Blob(_) if !self.index.has_room_for_key(hashed_key, guard) => {
                 Err(Error::MemoryBudgetExceeded { budget: self.context.memory.budget() })

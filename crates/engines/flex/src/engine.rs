@@ -266,6 +266,17 @@ impl FlexEngine {
         })
     }
 
+    /// Applies the removal of a range. The caller has exclusive access.
+    fn remove_range(&self, seq: Seq, op: &EngineOp<'_>, end: Option<&[u8]>, views: &Views) {
+        let guard = &epoch::pin();
+        let active = &self.state(guard).memtables.active;
+        self.pins.update(views);
+        self.pins.note_superseded(Seq(1), seq, views); // one for all versions in the range
+        add_logged(active, op.span, true);
+        active.remove_range(op.key, end, seq, views, &self.interval_cache.context, guard);
+        self.removed_ranges.note_range(seq, op.key, end);
+    }
+
     /// Whether the record of `op` would exceed the budget even with all caches evicted. Includes
     /// the room that the memtables will take in the index.
     fn is_over_budget(&self, op: &EngineOp<'_>, state: &EngineState) -> bool {
@@ -313,7 +324,9 @@ impl EngineReads for FlexEngine {
                     Ok(None)
                 }
                 LookupResult::Value(RecordContent::Blob(blob), _) => Ok(Some(Some(blob))),
-                LookupResult::Value(RecordContent::Remove, _) => Ok(Some(None)),
+                LookupResult::Value(RecordContent::Remove | RecordContent::RemoveRange(_), _) => {
+                    Ok(Some(None))
+                }
             })?;
             let blob = match staged {
                 None => return Ok(true),
@@ -355,6 +368,10 @@ impl EngineReads for FlexEngine {
 }
 
 impl EngineCommits for FlexEngine {
+    fn removes_ranges(&self) -> bool {
+        true
+    }
+
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         if matches!(op.action, Action::Remove) {
             self.measure_removed_ranges(1, MAX_MEASURED_KEYS_ON_REMOVE);
@@ -379,6 +396,9 @@ impl EngineCommits for FlexEngine {
 
     fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
+        if let RecordContent::RemoveRange(end) = content {
+            return self.remove_range(seq, op, end, views);
+        }
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
         let version = MemtableVersion { word: VersionWord::of(&content, op.address), seq };
@@ -476,6 +496,12 @@ impl EngineRecovery for FlexEngine {
     fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
+        if let RecordContent::RemoveRange(end) = record.content {
+            let views = &Views::default(); // there are none yet
+            add_logged(active, record.span, true);
+            active.remove_range(record.key, end, record.seq, views, &self.interval_cache.context, guard);
+            return Ok(());
+        }
         let hash = self.interval_cache.hash(record.key);
         let entry = active.find(hash, record.key, guard);
         add_logged(active, record.span, entry.is_none());

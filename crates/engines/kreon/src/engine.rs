@@ -405,6 +405,7 @@ impl EngineCommits for KreonEngine {
                 op.prior = self.newest_seq(hash, op.key, guard)?;
                 Ok(Preparation::NoChange)
             }
+            Action::RemoveRange(_) => Ok(Preparation::NoChange), // the engine accepts none
             Action::Remove => {
                 (op.prior, findings.removed_bytes) = self.newest_seq_and_bytes(hash, op.key, guard)?;
                 op.note.set(findings);
@@ -456,7 +457,7 @@ impl EngineCommits for KreonEngine {
         }
         active.put(place, found.hash, op.key, KreonVersion { word, seq }, &self.context.memory, guard);
         let brought = match content {
-            RecordContent::Remove => {
+            RecordContent::Remove | RecordContent::RemoveRange(_) => {
                 active.add_to_sum(memtable::REMOVALS, 1);
                 found.removed_bytes
             }

@@ -108,6 +108,8 @@ pub struct Segment {
     is_hot: AtomicBool,
     /// Log clock (bytes appended so far) when the segment was sealed. GC derives the age from it.
     sealed_at: AtomicU64,
+    /// End of the frames of a segment that was filled, which may not be published yet.
+    filled_end: AtomicU64,
     /// Number of cache lines that a usual frame occupies.
     lines: AtomicU32,
 }
@@ -132,6 +134,7 @@ impl Segment {
             last_seq: AtomicU64::new(0),
             is_hot: AtomicBool::new(false),
             sealed_at: AtomicU64::new(0),
+            filled_end: AtomicU64::new(0),
             lines: AtomicU32::new(USUAL_LINES),
         }
     }
@@ -476,6 +479,16 @@ impl Segment {
         }
         self.sealed_at.store(now, Ordering::Relaxed);
         self.sealed.store(true, Ordering::Release);
+    }
+    /// Records the end of the last frame of a segment that is full.
+    pub fn note_filled(&self, end: u64) {
+        self.filled_end.store(end, Ordering::Release);
+    }
+    /// Returns the end of the last frame of a segment that was filled since it was opened, else 0.
+    /// The frames are complete when the last commit that has one is visible.
+    #[must_use]
+    pub fn filled_end(&self) -> u64 {
+        self.filled_end.load(Ordering::Acquire)
     }
     /// Returns the log clock when the segment was sealed.
     #[must_use]

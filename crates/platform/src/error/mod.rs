@@ -254,6 +254,19 @@ pub enum Error {
         /// Cause of the wait.
         waiting_for: StallKind,
     },
+    /// The changes after a position of the change feed are no longer retained. The consumer was too
+    /// slow, or the limits of the retention are too low (`Builder::retain_changes`). Copy a
+    /// snapshot and continue from its position.
+    #[error(
+        "the changes after commit {position} are no longer retained; the oldest position is \
+        that after commit {oldest}"
+    )]
+    ChangesTooOld {
+        /// Commit of the position.
+        position: u64,
+        /// Commit of the oldest position that is available.
+        oldest: u64,
+    },
     /// The database was opened for reading only. Nothing was written.
     #[error("the database is open for reading only")]
     ReadOnly,
@@ -398,6 +411,7 @@ impl From<Error> for io::Error {
             Error::OwnerUnresponsive { .. } => Kind::TimedOut,
             Error::Closed => Kind::NotConnected,
             Error::Cancelled
+            | Error::ChangesTooOld { .. }
             | Error::Conflict { .. }
             | Error::Poisoned { .. }
             | Error::TooManyFiles { .. } => Kind::Other,

@@ -356,8 +356,7 @@ impl AsyncKeyspace {
         self.run(Keyspace::clear).await
     }
 
-    /// Removes the pairs with keys in `range` and returns their number, like
-    /// [`Keyspace::remove_range`].
+    /// Removes the pairs with keys in `range` in one commit, like [`Keyspace::remove_range`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -366,7 +365,8 @@ impl AsyncKeyspace {
     /// # let db = sheaf::asynchronous::AsyncDatabase::open(dir.path()).await?;
     /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default()).await?;
     /// users.insert("ada", "lovelace").await?;
-    /// assert_eq!(users.remove_range("a".."b").await?, 1);
+    /// users.remove_range("a".."b").await?;
+    /// assert_eq!(users.len().await?, 0);
     /// # Ok(())
     /// # }
     /// ```
@@ -374,7 +374,7 @@ impl AsyncKeyspace {
     /// # Errors
     ///
     /// Returns the errors of [`Keyspace::remove_range`].
-    pub async fn remove_range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<u64> {
+    pub async fn remove_range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<()> {
         let Bounds { low, high } = range.bounds();
         self.run(move |keyspace| keyspace.remove_range((low, high))).await
     }

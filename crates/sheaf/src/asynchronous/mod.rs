@@ -18,11 +18,13 @@
 //!
 //! [`AsyncDatabase`] states the rules that all functions follow.
 
+mod changes;
 mod database;
 mod iter;
 mod keyspace;
 mod snapshot;
 
+pub use self::changes::AsyncChanges;
 pub use self::database::AsyncDatabase;
 pub use self::iter::AsyncIter;
 pub use self::keyspace::AsyncKeyspace;

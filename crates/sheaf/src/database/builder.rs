@@ -37,7 +37,7 @@ pub fn engines() -> Vec<&'static str> {
 /// ```
 #[must_use]
 pub fn disk_formats() -> std::ops::RangeInclusive<u32> {
-    sheaf_log::root::FORMAT..=sheaf_log::root::FORMAT_WITH_OPTIONS
+    sheaf_log::root::FORMAT..=sheaf_log::root::FORMAT_WITH_CHANGES
 }
 
 /// Returns the creation options of the engine `engine`, with their ranges and defaults. Returns an
@@ -76,7 +76,7 @@ pub fn keyspace_options() -> &'static [OptionSpec] {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Builder {
-    pub(super) options: StoreOptions,
+    pub(crate) options: StoreOptions,
     pub(super) disk: Arc<dyn Disk>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) engines: Vec<Arc<dyn EngineFactory>>,

@@ -1,22 +1,18 @@
 //! # Writes to a keyspace: single keys, ranges, and all keys
 
+use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_engine::contract::{Action, EngineOp, Projection};
+use sheaf_engine::contract::{Action, Bounds, EngineOp};
 use sheaf_engine::workload::{SampleStart, is_sample_due};
 use sheaf_log::types::Seq;
 use sheaf_store::{CommitOutcome, CommitWrite, Expires, Store};
 
 use super::Keyspace;
-use crate::iter::{KeyRange, Keys};
+use super::range::require_ordered;
+use crate::iter::KeyRange;
 use crate::workload::{self, AckTime};
 use crate::{CommitTicket, ConflictKeys, Durability, Error, Result, ValueWriter};
-
-/// Most keys that [`Keyspace::remove_range`] removes in one commit, and the bytes of keys after
-/// which it commits earlier.
-const REMOVE_BATCH_KEYS: usize = 1024;
-
-const REMOVE_BATCH_BYTES: usize = 256 << 10;
 
 /// Tells whether a commit blocks on background work (`Block`) or returns [`Error::Busy`] (`None`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,9 +282,13 @@ impl Keyspace {
         }
     }
 
-    /// Removes the pairs with keys in `range` and returns their number. Commits up to a thousand
-    /// keys at a time: each commit is atomic, the whole is not. Needs an ordered engine unless the
-    /// range is `..`; [`Keyspace::clear`] is faster for all keys.
+    /// Removes the pairs with keys in `range` in one commit, with the default durability of the
+    /// database. Needs an ordered engine unless the range is `..`.
+    ///
+    /// `flex` and `delsm` write one record, and the cost does not depend on the number of pairs;
+    /// background work frees their space. The other engines write a removal of each key. They
+    /// start again if another commit changes a key in the range at the same time, up to a hundred
+    /// times.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -297,36 +297,23 @@ impl Keyspace {
     /// for word in ["a", "b", "c"] {
     ///     users.insert(word, "")?;
     /// }
-    /// assert_eq!(users.remove_range("b"..)?, 2);
+    /// users.remove_range("b"..)?;
     /// assert_eq!(users.len()?, 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Keyspace::range`] and the [write errors](Keyspace#write-errors).
-    /// Commits before the error stay.
-    pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<u64> {
-        let mut keys = Keys(self.iterate(range.bounds(), Projection::Keys)?);
-        let mut count = 0;
-        loop {
-            let (mut chunk, mut bytes) = (Vec::new(), 0);
-            while chunk.len() < REMOVE_BATCH_KEYS
-                && bytes < REMOVE_BATCH_BYTES
-                && let Some(key) = keys.next().transpose()?
-            {
-                bytes += key.len();
-                chunk.push(key);
-            }
-            if chunk.is_empty() {
-                return Ok(count);
-            }
-            count += chunk.len() as u64;
-            let mut batch = crate::Batch::new(Arc::clone(self.store()));
-            for key in &chunk {
-                batch.remove(self, key);
-            }
-            batch.commit()?;
+    /// Returns the errors of [`Keyspace::range`] and the [write errors](Keyspace#write-errors), and
+    /// nothing is removed. With the other engines also [`Error::TooLarge`] if the removals exceed
+    /// [`MAX_BATCH`](crate::MAX_BATCH), and [`Error::Conflict`] after a hundred attempts.
+    pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<()> {
+        let Bounds { low, high } = range.bounds();
+        if low != Bound::Unbounded || high != Bound::Unbounded {
+            require_ordered(&*self.state()?, "ranges")?; // also for an empty range
         }
+        let mut batch = crate::Batch::new(Arc::clone(self.handle()));
+        batch.remove_range(self, (low, high));
+        batch.commit()
     }
 }

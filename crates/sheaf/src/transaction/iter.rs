@@ -169,8 +169,13 @@ impl TransactionIter {
     }
 
     fn step(&mut self, state: &mut TransactionState, forward: bool) -> Result<Option<(Value, Value)>> {
+        let keyspace = self.keyspace;
         let found = loop {
-            self.peek(forward)?;
+            while let Some((key, _)) = self.peek(forward)?
+                && state.is_removed(keyspace, key)
+            {
+                drop(self.take(forward));
+            }
             let peeked = if forward { &self.front } else { &self.back };
             let changed = match self.rest.is_empty() {
                 true => None,

@@ -20,6 +20,7 @@ pub use self::retry::RetryPolicy;
 use self::state::{NewValue, TransactionState};
 use crate::iter::{KeyRange, prefix_bounds};
 use crate::open_database::OpenDatabase;
+use crate::removed_range::RemovedRange;
 use crate::{CommitTicket, Database, Durability, Keyspace, Result, Value};
 #[cfg(doc)]
 use crate::{ConflictKeys, Error};
@@ -297,6 +298,42 @@ impl Transaction {
     pub fn remove(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
         let (mut state, index) = self.with_keyspace(keyspace)?;
         state.change(index, key.as_ref(), None)
+    }
+
+    /// Removes all keys in `range`, like [`Keyspace::remove_range`]. With an engine that has no
+    /// range tombstones, reads the keys and removes them one by one; the commit then checks the
+    /// range.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let tx = db.transaction()?;
+    /// tx.remove_range(&users, "a".."b")?;
+    /// tx.insert(&users, "alan", "turing")?;
+    /// assert_eq!(tx.first(&users)?, Some(("alan".into(), "turing".into())));
+    /// tx.commit()?;
+    /// assert_eq!(users.len()?, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine is not ordered and the range is not `..`, and
+    /// the errors of [`Transaction::range`].
+    pub fn remove_range<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, range: impl KeyRange<K>) -> Result<()> {
+        let bounds = range.bounds();
+        let (mut state, index) = self.with_keyspace(keyspace)?;
+        let Some(range) = RemovedRange::new(&bounds) else { return Ok(()) };
+        if state.remove_range(index, &range)? {
+            return Ok(());
+        }
+        drop(state);
+        for pair in TransactionIter::new(&self.state, keyspace, bounds)? {
+            self.remove(keyspace, pair?.0)?;
+        }
+        Ok(())
     }
 
     /// Returns an iterator over the pairs in `range`, from both ends. The commit checks the part

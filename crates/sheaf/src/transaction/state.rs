@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_engine::contract::{Action, Bounds, EngineOp};
+use sheaf_engine::keys::borrow_bound;
 use sheaf_log::types::Seq;
 use sheaf_store::{
     CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeRead, RangeReads, RangeView,
@@ -13,6 +14,7 @@ use sheaf_store::{
 
 use crate::keyspace::get_at;
 use crate::open_database::OpenDatabase;
+use crate::removed_range::RemovedRange;
 use crate::{ConflictKeys, Durability, Error, Keyspace, Result, Value};
 
 /// State of a transaction, under its lock.
@@ -45,6 +47,8 @@ struct TouchedKeyspace {
     ranges: Vec<Bounds>,
     /// New value of each changed key; `None` removes it.
     changes: BTreeMap<Box<[u8]>, Option<NewValue>>,
+    /// Ranges that the transaction removed, before all changes that are left.
+    removed: Vec<RemovedRange>,
 }
 
 /// A key that was read.
@@ -62,11 +66,12 @@ pub(super) struct NewValue {
     pub(super) expires: Expires,
 }
 
-/// Change of a key before it was replaced.
-struct UndoEntry {
-    keyspace: usize,
-    key: Box<[u8]>,
-    before: Option<Option<NewValue>>,
+/// Step that a rollback undoes.
+enum UndoEntry {
+    /// Change of a key before it was replaced.
+    Change { keyspace: usize, key: Box<[u8]>, before: Option<Option<NewValue>> },
+    /// The last range of a keyspace was removed.
+    Range { keyspace: usize },
 }
 
 impl TransactionState {
@@ -145,6 +150,7 @@ impl TransactionState {
             reads: BTreeMap::new(),
             ranges: Vec::new(),
             changes: BTreeMap::new(),
+            removed: Vec::new(),
         });
         Ok(self.keyspaces.len() - 1)
     }
@@ -166,6 +172,9 @@ impl TransactionState {
     pub(super) fn get(&mut self, index: usize, key: &[u8], is_tracked: bool) -> Result<Option<Value>> {
         if let Some(change) = self.keyspaces[index].changes.get(key) {
             return Ok(change.as_ref().map(|new| new.value.clone()));
+        }
+        if self.is_removed(index, key) {
+            return Ok(None);
         }
         let state = self.state(index)?;
         let value = get_at(&self.handle, &state, self.at, key, Value::new)?;
@@ -194,7 +203,7 @@ impl TransactionState {
             }
         };
         if self.has_savepoints {
-            self.undo.push(UndoEntry { keyspace: index, key: key.into(), before });
+            self.undo.push(UndoEntry::Change { keyspace: index, key: key.into(), before });
         }
         Ok(())
     }
@@ -212,11 +221,15 @@ impl TransactionState {
             return Err(Error::InvalidArgument { argument: "savepoint", reason });
         }
         while self.undo.len() > savepoint {
-            let Some(UndoEntry { keyspace, key, before }) = self.undo.pop() else { break };
-            let changes = &mut self.keyspaces[keyspace].changes;
-            match before {
-                Some(change) => drop(changes.insert(key, change)),
-                None => drop(changes.remove(&key)),
+            match self.undo.pop() {
+                Some(UndoEntry::Change { keyspace, key, before: Some(change) }) => {
+                    drop(self.keyspaces[keyspace].changes.insert(key, change));
+                }
+                Some(UndoEntry::Change { keyspace, key, before: None }) => {
+                    drop(self.keyspaces[keyspace].changes.remove(&key));
+                }
+                Some(UndoEntry::Range { keyspace }) => drop(self.keyspaces[keyspace].removed.pop()),
+                None => break,
             }
         }
         Ok(())
@@ -236,7 +249,38 @@ impl TransactionState {
 
     /// Returns whether the transaction has changed `key`.
     pub(super) fn is_changed(&self, index: usize, key: &[u8]) -> bool {
-        self.keyspaces[index].changes.contains_key(key)
+        self.keyspaces[index].changes.contains_key(key) || self.is_removed(index, key)
+    }
+
+    /// Returns whether the transaction has removed a range with `key`. It may have set the key
+    /// afterwards.
+    pub(super) fn is_removed(&self, index: usize, key: &[u8]) -> bool {
+        self.keyspaces[index].removed.iter().any(|range| range.contains(key))
+    }
+
+    /// Removes a range as a whole, with all changes in it. Returns false if the engine cannot do
+    /// that; then nothing has happened.
+    pub(super) fn remove_range(&mut self, index: usize, range: &RemovedRange) -> Result<bool> {
+        let state = self.state(index)?;
+        if !range.is_one_record(&state)? {
+            return Ok(false);
+        }
+        let touched = &mut self.keyspaces[index];
+        let bounds = range.bounds();
+        let in_range = (borrow_bound(&bounds.low), borrow_bound(&bounds.high));
+        let keys: Vec<Box<[u8]>> =
+            touched.changes.range::<[u8], _>(in_range).map(|(key, _)| key.clone()).collect();
+        for key in keys {
+            let before = touched.changes.remove(&key);
+            if self.has_savepoints {
+                self.undo.push(UndoEntry::Change { keyspace: index, key, before });
+            }
+        }
+        touched.removed.push(range.clone());
+        if self.has_savepoints {
+            self.undo.push(UndoEntry::Range { keyspace: index });
+        }
+        Ok(true)
     }
 
     /// Adds a range of keys that was read. Returns its number.
@@ -300,7 +344,8 @@ impl TransactionState {
     pub(super) fn commit(&mut self) -> Result<(Seq, Durability)> {
         self.check_usable()?;
         let durability = self.durability.unwrap_or(self.handle.durability());
-        let has_changes = self.keyspaces.iter().any(|touched| !touched.changes.is_empty());
+        let has_changes =
+            self.keyspaces.iter().any(|touched| !touched.changes.is_empty() || !touched.removed.is_empty());
         let committed = match has_changes || self.checks_reads {
             true => self.commit_changes(),
             false => Ok(self.view.seq()),
@@ -333,6 +378,10 @@ impl TransactionState {
         let mut origins: Vec<usize> = Vec::new();
         let mut ranges: Vec<RangeRead> = Vec::new();
         let mut range_origins: Vec<usize> = Vec::new();
+        for (index, (touched, state)) in self.keyspaces.iter().zip(&states).enumerate() {
+            writes.extend(touched.removed.iter().map(|range| range.write(state))); // first
+            origins.resize(writes.len(), index);
+        }
         for (index, (touched, state)) in self.keyspaces.iter().zip(&states).enumerate() {
             for (key, read) in touched.reads.iter().filter(|(_, read)| read.is_tracked) {
                 writes.push(CommitWrite::unchanged(state, key, VersionCheck::new(since, read.existed)));

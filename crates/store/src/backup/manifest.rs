@@ -349,6 +349,7 @@ mod tests {
             keyspaces: Vec::new(),
             has_options: false,
             logs: Default::default(),
+            changes: None,
         }
     }
 

@@ -192,6 +192,7 @@ impl Store {
             segment.file().end_stores(*end);
         }
         if let Some(full) = here.segment.take() {
+            full.note_filled(here.end_at(closed.word.offset(tail)));
             // The commit that is being placed may have its first frames in this segment.
             full.note_seq(closed.word.next());
             full.seal(log.appended());

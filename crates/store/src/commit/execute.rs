@@ -126,6 +126,7 @@ impl Store {
         let completed = self.pipeline.progress.complete(seq);
         whole.complete();
         completed?;
+        self.changes.signal.wake_visible();
         Ok(())
     }
 }

@@ -434,6 +434,7 @@ impl Store {
         self.sync.round.last_sync_ns.store(u64::try_from(took).unwrap_or(0), Ordering::Relaxed);
         assert!(seq <= self.visible(), "store (I2): a durable commit is visible");
         self.sync.mark_durable(seq);
+        self.changes.signal.wake_durable();
         for log in LogId::ALL {
             self.log(log).is_watermark_due.store(true, Ordering::Relaxed);
         }

@@ -62,6 +62,7 @@ use sheaf_engine::window::{
 };
 use sheaf_log::blob::{UncommittedBlob, UnsyncedBlobs};
 use sheaf_log::frame::HEADER;
+use sheaf_log::record::MAX_RANGE_END;
 use sheaf_log::segment::{Address, Segment};
 use sheaf_log::types::{LogId, MAX_KEY, MAX_VALUE, Seq};
 use sheaf_platform::error::{Error, Result, StallKind};
@@ -104,6 +105,14 @@ impl<'a> CommitWrite<'a> {
     ) -> CommitWrite<'a> {
         let op = EngineOp::new(key, Action::Expect);
         CommitWrite { check: Some(check), ..CommitWrite::new(keyspace, op) }
+    }
+
+    /// Returns the first key and the end of the range that the operation removes, if it does.
+    pub(crate) fn range(&self) -> Option<(&'a [u8], Option<&'a [u8]>)> {
+        match self.op.action {
+            Action::RemoveRange(end) => Some((self.op.key, end)),
+            _ => None,
+        }
     }
 
     /// Checks an expectation again, under the guard that lasts until `apply`. The first lookup may
@@ -218,7 +227,8 @@ const PREFETCH_GROUP: usize = 16;
 
 impl Store {
     /// Commits `writes` as one. On return the commit is in the kernel and visible. The caller must
-    /// hold no lock and no epoch guard.
+    /// hold no lock and no epoch guard. Operations that remove ranges must come first: the other
+    /// ones take effect after them.
     ///
     /// # Errors
     ///
@@ -439,6 +449,16 @@ impl Store {
             let op = &write.op;
             let value = match op.action {
                 Action::Put(value) => value.len(),
+                Action::RemoveRange(end) => {
+                    check_range(op.key, end)?;
+                    let engine = write.keyspace.engine()?;
+                    if !engine.removes_ranges() {
+                        let feature = "range tombstones";
+                        return Err(Error::Unsupported { engine: engine.name(), feature });
+                    }
+                    total += (op.key.len() + end.map_or(0, <[u8]>::len) + HEADER) as u64;
+                    continue;
+                }
                 _ => 0,
             };
             check_sizes(op.key, value)?;
@@ -522,12 +542,20 @@ impl Store {
         guard: &Guard,
     ) -> Result<CommitAttempt> {
         let stripes = stripes_of(writes);
+        let has_range = writes.iter().any(|write| write.range().is_some());
+        debug_assert!(
+            !has_range || writes.is_sorted_by_key(|write| write.range().is_none()),
+            "commit: ranges are removed first"
+        );
         if let Some(index) = self.prepare(writes, encoded)? {
             let conflict = CommitOutcome::Conflict(CommitConflict::Key(index));
             return Ok(CommitAttempt::Done(conflict, self.last_seq_of(&stripes)));
         }
         loop {
-            let held = self.pipeline.stripes.lock(&stripes);
+            let held = match has_range {
+                false => self.pipeline.stripes.lock(&stripes),
+                true => self.pipeline.stripes.lock_all(), // (R20)
+            };
             self.check_writable()?;
             if let Some(gone) = writes.iter().find(|w| w.keyspace.is_dropped()) {
                 return Err(Error::KeyspaceNotFound { name: gone.keyspace.name().to_owned() });
@@ -594,10 +622,13 @@ impl Store {
             {
                 let (operations, removals) = &mut counts[write.keyspace.log().index()];
                 *operations += 1;
-                *removals += u64::from(matches!(write.op.action, Action::Remove));
+                *removals += u64::from(matches!(write.op.action, Action::Remove | Action::RemoveRange(_)));
                 engine.apply(seq, &write.op, &views);
                 if write.keyspace.change_tracker.is_active() {
-                    write.keyspace.change_tracker.record(write.op.key);
+                    match write.range() {
+                        None => write.keyspace.change_tracker.record(write.op.key),
+                        Some(_) => write.keyspace.change_tracker.record_all(),
+                    }
                 }
             }
         }
@@ -608,6 +639,7 @@ impl Store {
         let completed = self.pipeline.progress.complete(seq);
         whole.complete();
         completed?;
+        self.changes.signal.wake_visible();
         Ok(seq)
     }
 
@@ -640,6 +672,20 @@ pub fn check_sizes(key: &[u8], value: usize) -> Result<()> {
         if got > max {
             return Err(Error::TooLarge { object, got: got as u64, max: max as u64 });
         }
+    }
+    Ok(())
+}
+
+/// Checks the ends of a range that a commit removes.
+///
+/// # Errors
+///
+/// Returns [`Error::TooLarge`] if one of them is longer than the lowest key above the longest key.
+fn check_range(first: &[u8], end: Option<&[u8]>) -> Result<()> {
+    let got = first.len().max(end.map_or(0, <[u8]>::len));
+    debug_assert!(end.is_none_or(|end| first < end), "the range is not empty");
+    if got > MAX_RANGE_END {
+        return Err(Error::TooLarge { object: "key", got: got as u64, max: MAX_KEY as u64 });
     }
     Ok(())
 }

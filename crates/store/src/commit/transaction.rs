@@ -15,10 +15,11 @@
 use std::sync::Arc;
 
 use super::{CommitConflict, CommitOutcome, CommitWrite};
+use crate::commit::stall::CommitWaits;
 use crate::snapshot::view::View;
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::{Action, Bounds, EngineOp};
-use sheaf_engine::window::{ClosedWindow, RangeReader, RecentChange, stripe_of};
+use sheaf_engine::window::{ChangedKey, ClosedWindow, RangeReader, RecentChange, stripe_of};
 use sheaf_log::segment::Address;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
@@ -158,6 +159,26 @@ impl Store {
         done
     }
 
+    /// Commits like [`Store::commit_transaction`], for the removal of ranges key by key. Unless
+    /// `may_wait`, returns [`Error::Busy`](sheaf_platform::error::Error::Busy) where it would wait
+    /// for anything but other commits.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Store::commit`] and [`Store::try_commit`].
+    pub fn commit_listed(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        reads: RangeReads<'_>,
+        may_wait: bool,
+    ) -> Result<CommitOutcome> {
+        if may_wait {
+            return self.commit_with_reads(writes, &mut SmallVec::new(), reads);
+        }
+        let mut waits = CommitWaits::non_blocking();
+        self.commit_with_waits(writes, &mut SmallVec::new(), reads, &mut waits)
+    }
+
     /// Returns whether a commit after `since` may have changed `key`. All commits that change the
     /// key afterwards count. May return true without a reason.
     #[must_use]
@@ -169,7 +190,13 @@ impl Store {
     #[cold]
     pub(super) fn record_recent_keys(&self, seq: Seq, writes: &[CommitWrite<'_>]) {
         let changes = writes.iter().filter(|write| write.op.address != Address::NONE);
-        let keys = changes.map(|write| (write.keyspace.id(), write.op.key));
+        let keys = changes.map(|write| {
+            let change = match write.range() {
+                None => ChangedKey::Key(write.op.key),
+                Some((first, end)) => ChangedKey::Range(Bounds::between(first, end)),
+            };
+            (write.keyspace.id(), change)
+        });
         self.pipeline.recent_keys.record(seq, keys, &self.context.memory);
     }
 

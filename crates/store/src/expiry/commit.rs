@@ -50,7 +50,7 @@ impl CommitWrite<'_> {
         };
         let time = match self.op.action {
             Action::Put(_) | Action::Blob(_) => expiry.expiry_time(self.expires)?,
-            Action::Remove | Action::Expect => return Ok(ExpandedWrite::default()),
+            Action::Remove | Action::RemoveRange(_) | Action::Expect => return Ok(ExpandedWrite::default()),
         };
         let value = match self.op.action {
             Action::Put(value) if !matches!(self.expires, Expires::Stored(_)) => {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use super::header::HEADER_BYTES;
 use super::{has_expiry, header};
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::ingest::IngestWriter;
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::{Bounds, Cursor, EngineFactory, Projection};
@@ -34,6 +35,11 @@ const PREFERRED_ENGINE: &str = "kreon";
 /// Returns whether a keyspace of this name is hidden from users.
 pub(crate) fn is_hidden_name(name: &str) -> bool {
     name.starts_with(INDEX_PREFIX)
+}
+
+/// Returns the name of the keyspace whose index has this name.
+pub(crate) fn owner_of_index(name: &str) -> Option<&str> {
+    name.strip_prefix(INDEX_PREFIX)
 }
 
 /// Returns the name of the index of keyspace `name`.
@@ -156,7 +162,7 @@ impl Store {
         drop(cursor);
         let _changing = self.catalog.lock_changes();
         let damaged = self.catalog.map().get(&index_name(keyspace.name())).cloned();
-        expiry.set_index(writer.publish(damaged.as_deref(), &IndexPlan::Keep)?);
+        expiry.set_index(writer.publish(damaged.as_deref(), &IndexPlan::Keep, CatalogCause::Loaded)?);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::expiry::header::{self, HEADER_BYTES};
 use crate::expiry::index::{IndexPlan, encode_hint};
 use crate::expiry::{Expires, check_same_expiry, commit::no_expiry_error};
-use crate::keyspace::catalog::check_name;
+use crate::keyspace::catalog::{CatalogCause, check_name};
 use crate::keyspace::ingest::IngestWriter;
 use crate::keyspace::unpublished::CommitBlock;
 use crate::{EngineChoice, KeyspaceState, Store};
@@ -226,7 +226,7 @@ impl BulkLoad {
             let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };
             store.check_empty(before.as_deref(), choice)?;
         }
-        self.writer.publish(before.as_deref(), &plan)?;
+        self.writer.publish(before.as_deref(), &plan, CatalogCause::Loaded)?;
         Ok(self.report)
     }
 }

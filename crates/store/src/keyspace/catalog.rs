@@ -54,35 +54,77 @@ pub(crate) struct Catalog {
     change_lock: Mutex<()>,
 }
 
+/// Reason that a catalog record names a keyspace. Records have it while changes are retained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CatalogCause {
+    /// The name is new.
+    Created = 1,
+    /// The keyspace is empty and replaces another one.
+    Cleared = 2,
+    /// The keyspace has the pairs of a bulk load.
+    Loaded = 3,
+    /// The keyspace has the pairs of the one that it replaces.
+    Converted = 4,
+}
+
+impl CatalogCause {
+    const ALL: [CatalogCause; 4] =
+        [CatalogCause::Created, CatalogCause::Cleared, CatalogCause::Loaded, CatalogCause::Converted];
+}
+
 /// Encodes the value of a creation record; the key is the name.
-pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions) -> Vec<u8> {
+pub(crate) fn encode_entry(
+    id: KeyspaceId,
+    engine: &str,
+    options: &EngineOptions,
+    cause: Option<CatalogCause>,
+) -> Vec<u8> {
     let mut w = FieldWriter::default();
     w.u32(id.0);
     w.bytes(engine.as_bytes());
-    if !options.is_empty() {
+    if !options.is_empty() || cause.is_some() {
         options.encode(&mut w);
     }
+    cause.into_iter().for_each(|cause| w.u8(cause as u8));
     w.0
 }
 
-fn entry_of(keyspace: &KeyspaceState) -> Vec<u8> {
-    encode_entry(keyspace.id(), keyspace.engine_name(), keyspace.options())
+fn entry_of(keyspace: &KeyspaceState, cause: Option<CatalogCause>) -> Vec<u8> {
+    encode_entry(keyspace.id(), keyspace.engine_name(), keyspace.options(), cause)
 }
 
 fn catalog_record<'a>(name: &'a str, content: RecordContent<'a>) -> Record<'a> {
     Record { keyspace: KeyspaceId::CATALOG, key: name.as_bytes(), content }
 }
 
-/// Decodes a catalog record. Returns the name, and the entry or `None` if the keyspace is dropped.
-pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<CatalogEntry>), Damage> {
+/// Content of a catalog record: the name, the entry or `None` if the keyspace is dropped, and the
+/// cause, if the record has it.
+type DecodedEntry = (String, Option<CatalogEntry>, Option<CatalogCause>);
+
+/// Decodes a catalog record.
+pub(crate) fn decode_entry(record: &Record<'_>) -> Result<DecodedEntry, Damage> {
     let name = utf8("name", record.key)?.to_owned();
-    let RecordContent::Put(value) = record.content else { return Ok((name, None)) };
+    let value = match record.content {
+        RecordContent::Put(value) => value,
+        RecordContent::RemoveRange(_) => {
+            return Err(Damage::bad_field("op", "a put or a removal of one entry", 5));
+        }
+        RecordContent::Blob(_) | RecordContent::Remove => return Ok((name, None, None)),
+    };
     let mut r = FieldReader::new(value);
     let id = root::keyspace(&mut r)?;
     let engine = utf8("engine", r.bytes()?)?.to_owned();
     let options = if r.rest().is_empty() { EngineOptions::default() } else { EngineOptions::decode(&mut r)? };
+    let mut cause = None;
+    if !r.rest().is_empty() {
+        let code = r.u8()?;
+        cause = CatalogCause::ALL.into_iter().find(|cause| *cause as u8 == code);
+        if cause.is_none() {
+            return Err(Damage::bad_field("cause", 1..=CatalogCause::ALL.len() as u64, u64::from(code)));
+        }
+    }
     r.finish()?;
-    Ok((name.clone(), Some(CatalogEntry { id, name, engine, options })))
+    Ok((name.clone(), Some(CatalogEntry { id, name, engine, options }), cause))
 }
 
 impl Catalog {
@@ -349,7 +391,8 @@ impl Store {
     ) -> Result<Arc<KeyspaceState>> {
         let new = Arc::new(self.new_keyspace_state(name, engine, options)?);
         let index = self.new_index(name, engine, options)?.map_or(IndexPlan::Keep, IndexPlan::New);
-        self.publish_keyspace(&new, cleared, &index)?;
+        let cause = if cleared.is_some() { CatalogCause::Cleared } else { CatalogCause::Created };
+        self.publish_keyspace(&new, cleared, &index, cause)?;
         Ok(new)
     }
 
@@ -392,15 +435,17 @@ impl Store {
         new: &Arc<KeyspaceState>,
         before: Option<&KeyspaceState>,
         plan: &IndexPlan,
+        cause: CatalogCause,
     ) -> Result<()> {
         if let Some(before) = before {
             new.set_predecessor(before);
         }
-        let entry = entry_of(new);
+        let cause = self.changes.is_on().then_some(cause);
+        let entry = entry_of(new, cause);
         let hidden = index_name(new.name());
         let is_dropped = self.plan_index(new, before, plan, &hidden);
         let index = match plan {
-            IndexPlan::New(index) => Some((index, entry_of(index))),
+            IndexPlan::New(index) => Some((index, entry_of(index, cause))),
             IndexPlan::Keep | IndexPlan::Rebuild => None,
         };
         let of_index = match &index {
@@ -411,9 +456,16 @@ impl Store {
             [catalog_record(new.name(), RecordContent::Put(&entry))].into_iter().chain(of_index).collect();
         let seq = self.commit_catalog(&records, |seq| {
             self.catalog.publish(new, seq);
+            self.note_keyspace_created(new, seq);
             match &index {
-                Some((index, _)) => self.catalog.publish(index, seq),
-                None if is_dropped => self.catalog.set(&hidden, None, seq),
+                Some((index, _)) => {
+                    self.catalog.publish(index, seq);
+                    self.note_keyspace_created(index, seq);
+                }
+                None if is_dropped => {
+                    self.catalog.set(&hidden, None, seq);
+                    self.note_keyspace_dropped(&hidden, seq);
+                }
                 None => {}
             }
         })?;
@@ -502,6 +554,7 @@ impl Store {
             names.iter().map(|name| catalog_record(name, RecordContent::Remove)).collect();
         let seq = self.commit_catalog(&records, |seq| {
             names.iter().for_each(|name| self.catalog.set(name, None, seq));
+            names.iter().for_each(|name| self.note_keyspace_dropped(name, seq));
         })?;
         self.acknowledge_unreported(seq, Durability::Sync)?;
         self.background.wake();

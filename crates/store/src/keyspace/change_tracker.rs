@@ -128,6 +128,14 @@ impl TrackedChanges {
         }
     }
 
+    /// Marks all keys.
+    fn add_all(&mut self) {
+        (self.keys, self.bytes) = (HashSet::new(), 0);
+        let mut marks = HashMarks::new(self.limits.marks);
+        marks.0.fill(u64::MAX);
+        self.marks = Some(marks);
+    }
+
     fn take(&mut self) -> ChangedKeys {
         self.bytes = 0;
         let keys = std::mem::take(&mut self.keys);
@@ -215,6 +223,12 @@ impl ChangeTracker {
         self.state.lock().changes.iter_mut().for_each(|notes| notes.add(key));
     }
 
+    /// Records that a commit, which is not complete yet, may have changed any keys.
+    #[cold]
+    pub(crate) fn record_all(&self) {
+        self.state.lock().changes.iter_mut().for_each(TrackedChanges::add_all);
+    }
+
     /// Returns true if commits must wait. Called by a commit that holds its stripes.
     pub(crate) fn is_blocked(&self) -> bool {
         self.is_active() && self.state.lock().is_blocked
@@ -285,6 +299,9 @@ mod tests {
         let others =
             (0..1000u16).filter(|other| marks.contains(&[b"other", &other.to_le_bytes()[..]].concat()));
         assert!(others.count() < 300, "and few others");
+        watch.record_all();
+        let ChangedKeys::Marks(marks) = watch.take() else { panic!("all keys are marked") };
+        assert!(many.iter().all(|key| marks.contains(key)));
         watch.record(b"again");
         assert_eq!(watch.count(), Some(1), "begins anew");
         watch.stop();

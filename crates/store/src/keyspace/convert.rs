@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use crate::expiry::check_same_expiry;
 use crate::expiry::index::IndexPlan;
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::change_tracker::{ChangedKeys, TrackerLimits};
 use crate::keyspace::copy::{ChangedCopy, CopySource, FullCopy, SortedCopy, SortedCopyStep};
 use crate::keyspace::ingest::IngestWriter;
@@ -349,7 +350,7 @@ impl Conversion {
             "convert (I2): no commit to the source gets a seq before the target has its name"
         );
         if let Some(writer) = self.writer.take() {
-            writer.publish(Some(&source), &IndexPlan::Keep)?;
+            writer.publish(Some(&source), &IndexPlan::Keep, CatalogCause::Converted)?;
         }
         (self.progress.phase, self.state) = (ConversionPhase::Done, ConversionState::Done);
         sheaf_platform::event!(

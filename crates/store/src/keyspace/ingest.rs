@@ -32,6 +32,7 @@ use crate::commit::CommitWrite;
 use crate::commit::value_writer::PartialValue;
 use crate::expiry::Expires;
 use crate::expiry::index::IndexPlan;
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::unpublished::UnpublishedKeyspace;
 use crate::{CommitOutcome, KeyspaceState, Store};
 use sheaf_engine::contract::{Action, EngineOp, Ingest};
@@ -313,9 +314,10 @@ impl IngestWriter {
         mut self,
         before: Option<&KeyspaceState>,
         plan: &IndexPlan,
+        cause: CatalogCause,
     ) -> Result<Arc<KeyspaceState>> {
         self.end_key_order()?;
-        self.unpublished.publish(before, plan)
+        self.unpublished.publish(before, plan, cause)
     }
 }
 

@@ -29,7 +29,7 @@
 use std::sync::Arc;
 
 use crate::expiry::index::{IndexPlan, is_hidden_name};
-use crate::keyspace::catalog::check_name;
+use crate::keyspace::catalog::{CatalogCause, check_name};
 use crate::{KeyspaceState, Store};
 use sheaf_log::options::EngineOptions;
 use sheaf_platform::error::Result;
@@ -92,9 +92,10 @@ impl UnpublishedKeyspace {
         mut self,
         before: Option<&KeyspaceState>,
         plan: &IndexPlan,
+        cause: CatalogCause,
     ) -> Result<Arc<KeyspaceState>> {
         self.register();
-        let named = self.store.publish_keyspace(&self.keyspace, before, plan);
+        let named = self.store.publish_keyspace(&self.keyspace, before, plan, cause);
         self.is_published = !self.keyspace.is_unpublished();
         named?;
         self.store.background.wake(); // a replaced keyspace must be reclaimed

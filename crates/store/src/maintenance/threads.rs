@@ -408,7 +408,7 @@ impl Store {
         let mut m = self.root.maintenance.lock();
         let buried = self.retire_unreferenced(&mut m);
         let sealed = self.root.sealed_since_write.load(Ordering::Relaxed);
-        if !m.is_root_write_due() && sealed < SEALED_PER_ROOT {
+        if !m.is_root_write_due() && sealed < SEALED_PER_ROOT && !self.is_trim_due() {
             return Ok(buried);
         }
         self.root.sealed_since_write.fetch_sub(sealed, Ordering::Relaxed);

@@ -61,6 +61,7 @@ impl Store {
             self.verify_log(log, &mut summary, &mut found, watcher)?;
             self.verify_images(log, &mut summary, &mut found, watcher)?;
         }
+        self.verify_retained(&mut found, &mut summary.frames, &mut summary.bytes);
         summary.files.extend(self.context.blobs.verify(&mut found));
         let (view, shown) = self.snapshot()?;
         for keyspace in shown.all() {

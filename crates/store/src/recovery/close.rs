@@ -1,11 +1,13 @@
 //! # Opening and closing
 
 use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::backup;
 use crate::backup::output_dir::{UNFINISHED, check_finished};
+use crate::changes::ChangeFeed;
 use crate::commit::CommitPipeline;
 use crate::commit::group_commit::SyncState;
 use crate::health::Health;
@@ -62,6 +64,8 @@ pub(crate) type DirLock = Box<dyn std::fmt::Debug + Send + Sync>;
 #[derive(Debug, Default)]
 pub(crate) struct Lifecycle {
     pub(crate) opening: OpeningStats,
+    /// Seqs that were never assigned, or that a crash lost, before this opening.
+    pub(crate) lost_seqs: Range<Seq>,
     /// Serializes calls of `close`.
     close_lock: Mutex<()>,
     /// Lock on the database directory. `None` after `close`.
@@ -160,7 +164,9 @@ impl Store {
         self.restore_workloads();
         if self.options.read_only {
             let (live, is_whole) = self.referenced_blobs();
-            self.context.blobs.mark_used(&live, !is_whole);
+            let (retained, has_all) = self.retained_blobs(&live);
+            let needed = live.union(&retained).copied().collect();
+            self.context.blobs.mark_used(&needed, !is_whole || !has_all);
         } else {
             // Both slots: the slot that was read may describe a clean close, or frames that were
             // cut off.
@@ -206,6 +212,7 @@ impl Store {
             context: Arc::new(context),
             logs: LogId::ALL.map(|log| LogState::new(log, path)),
             catalog: Catalog::default(),
+            changes: ChangeFeed::default(),
             pipeline,
             health: Health::new(),
             expiry: crate::expiry::StoreExpiry::default(),
@@ -244,6 +251,7 @@ impl Store {
         };
         self.health.mark_closed();
         self.sync.wakers.wake_all(); // the sync thread has ended
+        self.changes.signal.wake_all();
         // Each of these locks is taken to wait for writers under it. Later writers see the flag.
         drop(self.root.maintenance.lock());
         drop(self.root.next_segment.lock());
@@ -510,6 +518,7 @@ fn create_database(disk: &dyn Disk, path: &Path, slots: &RootSlots) -> Result<Ro
         keyspaces: Vec::new(),
         has_options: false,
         logs: Default::default(),
+        changes: None,
     };
     slots.create(&root)?;
     Ok(Root { generation: 2, ..root })

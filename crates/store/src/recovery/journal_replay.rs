@@ -358,7 +358,7 @@ impl<'a> JournalReplay<'a> {
                 }
             }
         }
-        let mut group = RecordGroup::new(segment);
+        let mut group = RecordGroup::new(segment, file);
         let mut pushes = frames.iter().map(|(place, frame)| {
             group.push(file, *place, frame, self.cut).map_err(|error| at(*place, error))
         });

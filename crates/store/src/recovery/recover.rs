@@ -30,8 +30,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use crate::changes::{Lifetimes, retained_ids};
 use crate::commit::tail::{HOT_TAIL, Tail, tail_of};
-use crate::expiry::with_keyspace_options;
+use crate::expiry::{has_expiry, with_keyspace_options};
 use crate::keyspace::catalog::{Catalog, KeyspaceMap, decode_entry};
 use crate::keyspace::state::FileDamage;
 use crate::recovery::replay::restore_and_replay;
@@ -94,6 +95,8 @@ pub(crate) struct Recovery<'a> {
     pub(crate) frames: u64,
     pub(crate) bytes_cut: u64,
     pub(crate) next_segment: u64,
+    /// Lifetimes of keyspaces for the change feed, if the database has one.
+    pub(crate) lifetimes: Lifetimes,
 }
 
 /// Result of a recovery, for the opened store.
@@ -108,6 +111,7 @@ pub(crate) struct RecoveryResult {
     pub(crate) catalog: Catalog,
     pub(crate) logs: Vec<(Vec<Arc<Segment>>, Option<RootLog>)>,
     pub(crate) leftovers: Vec<std::path::PathBuf>,
+    pub(crate) lifetimes: Lifetimes,
 }
 
 impl<'a> Recovery<'a> {
@@ -125,6 +129,7 @@ impl<'a> Recovery<'a> {
             frames: 0,
             bytes_cut: 0,
             next_segment: root.next_segment.0,
+            lifetimes: Lifetimes::default(),
         }
     }
 
@@ -175,6 +180,7 @@ impl<'a> Recovery<'a> {
             catalog: Catalog::new(loaded.map, next_keyspace, self.root.has_options),
             logs,
             leftovers: self.leftovers,
+            lifetimes: self.lifetimes,
         })
     }
 
@@ -195,12 +201,13 @@ impl<'a> Recovery<'a> {
         let dir = &store.log(log).dir;
         let entries: BTreeMap<SegmentId, RootSegment> =
             self.root.logs[log.index()].segments.iter().map(|s| (s.id, *s)).collect();
+        let retained = retained_ids(self.root, log);
         let mut names: Vec<SegmentId> = entries.keys().copied().collect();
         for entry in store.disk.list(dir).during(IoOp::List, dir)? {
             let Some(id) = segment::number_of(&entry.name) else { continue };
             if id >= self.root.next_segment && !self.root.is_clean {
                 names.push(id);
-            } else if !entries.contains_key(&id) {
+            } else if !entries.contains_key(&id) && !retained.contains(&id) {
                 self.leftovers.push(dir.join(&entry.name));
             }
         }
@@ -353,6 +360,7 @@ impl<'a> Recovery<'a> {
         let mut entries: BTreeMap<String, CatalogEntry> =
             self.root.keyspaces.iter().map(|k| (k.name.clone(), k.clone())).collect();
         let mut next = self.root.next_keyspace;
+        let mut lifetimes = self.root_lifetimes();
         if !self.root.is_clean {
             let is_known = |found: &&FoundSegment| found.is_sealed() && found.last_seq <= self.root.floor;
             for found in self.logs[LogId::Journal.index()].iter().filter(|found| !is_known(found)) {
@@ -370,9 +378,11 @@ impl<'a> Recovery<'a> {
                     if record.keyspace != KeyspaceId::CATALOG {
                         continue;
                     }
-                    let (name, entry) = decode_entry(&record).map_err(damaged)?;
+                    let (name, entry, _) = decode_entry(&record).map_err(damaged)?;
+                    lifetimes.end(&name, header.seq);
                     match entry {
                         Some(entry) => {
+                            lifetimes.add(entry.id, &name, has_expiry(&entry.options), header.seq);
                             next = next.max(KeyspaceId(entry.id.0 + 1));
                             entries.insert(name, entry);
                         }
@@ -384,6 +394,7 @@ impl<'a> Recovery<'a> {
                 }
             }
         }
+        self.lifetimes = lifetimes;
         let mut map = KeyspaceMap::new();
         for (name, entry) in entries {
             let Some(factory) = self.store.factory(&entry.engine) else {
@@ -398,6 +409,17 @@ impl<'a> Recovery<'a> {
             map.insert(name, Arc::new(keyspace));
         }
         Ok((map, next))
+    }
+
+    /// Returns the lifetimes of keyspaces for the change feed, as of the floor.
+    fn root_lifetimes(&self) -> Lifetimes {
+        let Some(changes) = &self.root.changes else { return Lifetimes::default() };
+        let mut lifetimes = Lifetimes::from_root(&changes.keyspaces);
+        self.root
+            .keyspaces
+            .iter()
+            .for_each(|k| lifetimes.add(k.id, &k.name, has_expiry(&k.options), Seq::ZERO));
+        lifetimes
     }
 
     /// Writes the accepted frames again at the same places, so that the next sync covers them.
@@ -565,7 +587,9 @@ impl Store {
             engine_dir.sweep(|id| keyspaces.values().any(|keyspace| keyspace.id() == id))?;
         }
         let (live, is_whole) = self.referenced_blobs();
-        self.context.blobs.finish_recovery(&live, !is_whole)
+        let (retained, has_all) = self.retained_blobs(&live);
+        let needed = live.union(&retained).copied().collect();
+        self.context.blobs.finish_recovery(&needed, !is_whole || !has_all)
     }
 
     /// Returns the blobs to which engines refer, and whether that is all. If a keyspace is damaged
@@ -584,6 +608,12 @@ impl Store {
         self.pipeline.progress.begin(recovered.cut, next);
         self.sync.begin(recovered.cut);
         self.catalog = recovered.catalog;
+        self.lifecycle.lost_seqs = recovered.cut.next()..next;
+        if let Some(changes) = &root.changes {
+            self.changes.begin(changes, recovered.lifetimes);
+        }
+        self.choose_retention(recovered.cut);
+        self.context.set_retains_changes(self.changes.is_on());
         *self.root.next_segment.get_mut() = recovered.next_segment;
         let blob_bound = self.next_blob_bound();
         let order = self.pipeline.commit_state.get_mut();

@@ -37,7 +37,7 @@ use crate::{KeyspaceState, Store};
 use sheaf_engine::checkpoint_file::ImageReader;
 use sheaf_engine::contract::{Engine, ReplayRecord};
 use sheaf_log::frame::FrameKind;
-use sheaf_log::record::Record;
+use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::root::{CheckpointRef, Root};
 use sheaf_log::segment::{Address, DATA_START, Frame, ScanEnd, ScannedFrame, Segment, SegmentScan};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId, Seq};
@@ -159,14 +159,16 @@ impl LogReplay<'_> {
 pub(super) struct RecordGroup<'f> {
     /// Index of the segment.
     segment: usize,
+    /// File of the segment.
+    path: &'f Path,
     records: SmallVec<[ReplayRecord<'f>; REPLAY_GROUP]>,
     keyspaces: SmallVec<[KeyspaceId; REPLAY_GROUP]>,
 }
 
 impl<'f> RecordGroup<'f> {
     /// Returns an empty group for the segment with an index.
-    pub(super) fn new(segment: usize) -> RecordGroup<'f> {
-        RecordGroup { segment, records: SmallVec::new(), keyspaces: SmallVec::new() }
+    pub(super) fn new(segment: usize, file: &'f Segment) -> RecordGroup<'f> {
+        RecordGroup { segment, path: file.path(), records: SmallVec::new(), keyspaces: SmallVec::new() }
     }
 
     /// Adds the record of a frame, if the frame has one.
@@ -199,6 +201,12 @@ impl<'f> RecordGroup<'f> {
             target.records.fetch_add(records.len() as u64, Ordering::Relaxed);
             counts.records += records.len() as u64;
             counts.bytes += records.iter().map(|record| u64::from(record.span)).sum::<u64>();
+            if let Some(range) = records.iter().find(|record| is_refused(&*target.engine, record)) {
+                let place = self.place(range);
+                let what = Damage::bad_field("op", "one that the engine writes", 5);
+                let error = Error::corrupt(self.path, range.address.offset(), "record", what);
+                return Err(Box::new((place, error)));
+            }
             if let Err(error) = target.engine.replay_run(records) {
                 // A second replay changes nothing, so it finds the record.
                 let failing = records.iter().find(|record| target.engine.replay(record).is_err());
@@ -208,6 +216,11 @@ impl<'f> RecordGroup<'f> {
         }
         Ok(counts)
     }
+}
+
+/// Returns true if a record removes a range and its engine never writes such records.
+fn is_refused(engine: &dyn Engine, record: &ReplayRecord<'_>) -> bool {
+    matches!(record.content, RecordContent::RemoveRange(_)) && !engine.removes_ranges()
 }
 
 /// Returns the record of a frame at `offset`. Returns `None` for a frame that recovery ignores.
@@ -517,7 +530,7 @@ fn replay_segment(
             break;
         }
         all.frames += scanned.len() as u64;
-        let mut group = RecordGroup::new(index);
+        let mut group = RecordGroup::new(index, segment);
         let pushed = scanned.iter().try_for_each(|ScannedFrame { offset, frame, .. }| {
             let at = |error| Box::new((LogPlace::new(index, *offset), error));
             group.push(segment, *offset, frame, cut).map_err(at)

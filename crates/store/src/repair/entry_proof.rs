@@ -164,7 +164,7 @@ impl EntryCensus<'_> {
         record: &Record<'_>,
         newest: &mut HashMap<Box<[u8]>, Candidate>,
     ) {
-        let slot = (!matches!(record.content, RecordContent::Remove)).then_some(slot);
+        let slot = matches!(record.content, RecordContent::Put(_) | RecordContent::Blob(_)).then_some(slot);
         let Some(other) = newest.get_mut(record.key) else {
             newest.insert(record.key.into(), Candidate { seq, slot });
             return;

@@ -27,7 +27,7 @@ use super::output::{RepairOutput, SourceValue};
 use super::pair_walk::{WalkEvent, verify_keys};
 use super::report::{LostRecords, RepairOutcome};
 use crate::Store;
-use sheaf_engine::contract::{Engine, StoreLogIndex};
+use sheaf_engine::contract::{Bounds, Engine, StoreLogIndex};
 use sheaf_log::blob::BlobRef;
 use sheaf_log::frame::FrameKind;
 use sheaf_log::record::{Record, RecordContent};
@@ -53,7 +53,7 @@ struct FoundRecord<'a> {
 
 impl FoundRecord<'_> {
     fn is_put(&self) -> bool {
-        !matches!(self.record.content, RecordContent::Remove)
+        matches!(self.record.content, RecordContent::Put(_) | RecordContent::Blob(_))
     }
 }
 
@@ -77,6 +77,8 @@ pub(super) struct LogRecords<'a> {
     unknown_bytes: Vec<u64>,
     /// Estimated memory of all keys, by keyspace.
     key_bytes: Vec<u64>,
+    /// Removed ranges, each with the index of its keyspace.
+    removed_ranges: Vec<(usize, Bounds, Seq)>,
 }
 
 /// Newest record of a key so far.
@@ -108,6 +110,7 @@ impl<'a> LogRecords<'a> {
             newest: vec![0; count],
             unknown_bytes: vec![0; count],
             key_bytes: vec![0; count],
+            removed_ranges: Vec::new(),
         }
     }
 
@@ -127,7 +130,8 @@ impl<'a> LogRecords<'a> {
         for number in 0..passes {
             let mut gathered = NewestRecords::new();
             self.for_each_record(out, &mut |entries, _, entry| {
-                if u64::from(crc32c::crc32c(entry.record.key)) % passes == number
+                if !matches!(entry.record.content, RecordContent::RemoveRange(_))
+                    && u64::from(crc32c::crc32c(entry.record.key)) % passes == number
                     && matches!(entries.ask_index(entry), IndexAnswer::Unknown)
                 {
                     let proof = proofs[entry.at].as_ref();
@@ -216,6 +220,10 @@ impl<'a> LogRecords<'a> {
     /// Handles a record in the first pass.
     fn process_record(&mut self, out: &mut RepairOutput<'_, '_>, entry: &FoundRecord<'_>) -> Result<()> {
         let (key, seq) = (entry.record.key, entry.seq);
+        if let RecordContent::RemoveRange(end) = entry.record.content {
+            self.removed_ranges.push((entry.at, Bounds::between(key, end), seq));
+            return Ok(());
+        }
         self.key_bytes[entry.at] += key.len() as u64 + ENTRY_OVERHEAD;
         match self.ask_index(entry) {
             IndexAnswer::Superseded => Ok(()),
@@ -260,7 +268,7 @@ impl<'a> LogRecords<'a> {
             RecordContent::Put(value) => {
                 out.put_pair(at, (key, Some(seq)), SourceValue::Bytes(value), is_doubtful)
             }
-            RecordContent::Remove => Ok(()),
+            RecordContent::Remove | RecordContent::RemoveRange(_) => Ok(()),
             RecordContent::Blob(blob) => match self.open_blob(blob) {
                 Ok(value) => out.put_pair(at, (key, Some(seq)), value, is_doubtful),
                 Err(error) => out.add_lost(at, (key, Some(seq)), &into_damage(error)?),
@@ -345,10 +353,19 @@ impl<'a> LogRecords<'a> {
         Ok(())
     }
 
+    /// Returns true if a later commit than `seq` removed a range with `key`.
+    fn is_in_removed_range(&self, at: usize, key: &[u8], seq: Seq) -> bool {
+        let hides =
+            |(of, range, removed): &(usize, Bounds, Seq)| *of == at && *removed > seq && range.contains(key);
+        self.removed_ranges.iter().any(hides)
+    }
+
     /// Writes the collected pairs, unless a pair of the key was written already.
     fn write_gathered(&mut self, gathered: NewestRecords, out: &mut RepairOutput<'_, '_>) -> Result<()> {
         for ((at, key), GatheredRecord { seq, address, is_proven }) in gathered {
-            let Some(address) = address else { continue };
+            let Some(address) = address.filter(|_| !self.is_in_removed_range(at, &key, seq)) else {
+                continue;
+            };
             if out.contains(at, &key)? {
                 continue;
             }

@@ -230,8 +230,8 @@ fn read_catalog(recovery: &Recovery<'_>) -> Vec<CatalogEntry> {
             return;
         }
         match decode_entry(record) {
-            Ok((name, Some(entry))) => drop(entries.insert(name, entry)),
-            Ok((name, None)) => drop(entries.remove(&name)),
+            Ok((name, Some(entry), _)) => drop(entries.insert(name, entry)),
+            Ok((name, None, _)) => drop(entries.remove(&name)),
             Err(_) => {} // with a valid checksum, but in a form that this build does not know
         }
     });

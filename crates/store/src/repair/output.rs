@@ -14,6 +14,7 @@ use super::report::{
 };
 use crate::backup::output_dir::not_empty_error;
 use crate::expiry::index::{IndexPlan, is_hidden_name};
+use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::ingest::IngestWriter;
 use crate::{Store, StoreOptions};
 use sheaf_engine::contract::EngineFactory;
@@ -256,7 +257,7 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
             let Some(writer) = self.writers[at].take() else { continue };
             let store = Arc::clone(&self.store);
             let _changing = store.catalog.lock_changes();
-            writer.publish(None, &IndexPlan::Rebuild)?;
+            writer.publish(None, &IndexPlan::Rebuild, CatalogCause::Loaded)?;
         }
         self.store.close()?;
         if let Some(watcher) = &mut self.options.progress {

@@ -121,5 +121,6 @@ fn empty_root(store: StoreId, incarnation: Incarnation) -> Root {
         blob_bound: 1 << 63,
         keyspaces: Vec::new(),
         logs: Default::default(),
+        changes: None,
     }
 }

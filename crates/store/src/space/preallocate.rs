@@ -162,6 +162,10 @@ impl Store {
     /// removes, and frees retired files immediately. Returns true if space was freed. The caller
     /// must hold no epoch guard.
     pub(crate) fn free_disk_space(&self, only_removes: bool) -> Result<bool> {
+        let has_trimmed = self.trim_changes_for_space(&mut self.root.maintenance.lock());
+        if has_trimmed {
+            return self.free_retired_now().map(|_| true);
+        }
         let before = self.engines_disk_reserve();
         let is_settled = before.is_some() && self.flush_journal()?;
         let is_less = self.engines_disk_reserve() < before;

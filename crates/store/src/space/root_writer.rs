@@ -15,8 +15,8 @@ use crate::space::gc::SURVIVOR_STREAMS;
 use crate::space::log::LogState;
 use crate::{KeyspaceState, Store};
 use sheaf_log::blob;
-use sheaf_log::root::{CheckpointRef, Root, RootLog, RootSlots};
-use sheaf_log::segment::Segment;
+use sheaf_log::root::{CheckpointRef, Root, RootLog, RootSegment, RootSlots};
+use sheaf_log::segment::{self, Segment};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId, Seq};
 use sheaf_platform::error::{Error, PoisonCause, Result};
 use sheaf_platform::sync::Mutex;
@@ -31,6 +31,10 @@ const BLOB_CHUNKS_AHEAD: u64 = 4;
 pub(crate) enum PendingFree {
     /// Segment without live entries.
     Segment(LogId, Arc<Segment>),
+    /// Collected segment that the change feed retains. Only its slot is freed.
+    RetainedSlot(Arc<Segment>),
+    /// File of a segment that the change feed no longer retains.
+    RetainedSegment(LogId, RootSegment),
     /// Old image: its keyspace and its number.
     Image(KeyspaceId, u64),
     /// Blob.
@@ -54,7 +58,10 @@ pub(crate) struct PinnedBounds {
 impl PinnedBounds {
     fn may_reference(&self, what: &PendingFree) -> bool {
         match what {
-            PendingFree::Segment(_, segment) => segment.id() < self.segments,
+            PendingFree::Segment(_, segment) | PendingFree::RetainedSlot(segment) => {
+                segment.id() < self.segments
+            }
+            PendingFree::RetainedSegment(_, segment) => segment.id < self.segments,
             PendingFree::Image(_, number) => *number < self.images,
             PendingFree::Blob(id) => blob::file_number(*id) < self.blobs,
             PendingFree::Predecessors(_) => true,
@@ -234,6 +241,7 @@ impl Store {
         if self.health.is_closed() && !clean {
             return Err(Error::Closed); // ROOT is marked clean, and another process may own it now
         }
+        self.trim_changes(m);
         let root = self.build_root(m, clean)?;
         if let Err(error) = self.root.slots.write(&root) {
             if error.is_failed_sync() {
@@ -242,6 +250,7 @@ impl Store {
             return Err(error);
         }
         m.generation = root.generation;
+        self.changes.note_root_written();
         self.note_listed(root.next_segment);
         m.older_checkpoint =
             std::mem::replace(&mut m.newer_checkpoint, m.checkpoints.each_ref().map(|c| c.seq));
@@ -322,6 +331,7 @@ impl Store {
             blob_bound: m.blob_bound,
             keyspaces: self.catalog.entries_at(floor),
             next_keyspace: self.catalog.next_id(),
+            changes: self.changes.as_root(floor),
             ..self.root_template()
         };
         for (entry, log) in root.logs.iter_mut().zip(&self.logs) {
@@ -359,8 +369,10 @@ impl Store {
     /// queued. They are removed later, a few at a time and without the maintenance lock.
     pub(crate) fn free_retired(&self, m: &mut RootState) {
         let RootState { generation, pinned, pending_free: all, .. } = m;
-        let bytes = |what: &PendingFree| {
-            if let PendingFree::Segment(_, s) = what { s.identity().capacity } else { 0 }
+        let bytes = |what: &PendingFree| match what {
+            PendingFree::Segment(_, s) => s.identity().capacity,
+            PendingFree::RetainedSegment(_, s) => s.capacity,
+            _ => 0,
         };
         let (mut dying, mut held) = (0, 0);
         let mut going = Vec::new();
@@ -396,6 +408,12 @@ impl Store {
                     let _ = self.disk.remove(segment.path());
                     self.log(log).freed_segments.fetch_add(1, Ordering::Relaxed);
                 }
+                PendingFree::RetainedSlot(segment) => self.context.segments.remove(&segment),
+                PendingFree::RetainedSegment(log, entry) => {
+                    let log = self.log(log);
+                    let _ = self.disk.remove(&log.dir.join(segment::file_name(entry.id)));
+                    log.freed_segments.fetch_add(1, Ordering::Relaxed);
+                }
                 PendingFree::Image(id, number) => drop(self.disk.remove(&self.image_path(id, number))),
                 PendingFree::Blob(id) => self.context.blobs.remove_later(id),
                 PendingFree::Predecessors(keyspace) => {
@@ -410,9 +428,7 @@ impl Store {
     pub(crate) fn retire_unreferenced(&self, m: &mut RootState) -> bool {
         let blobs = self.context.take_retired_blobs(self.durable());
         let any = !blobs.is_empty();
-        for id in blobs {
-            m.retire(PendingFree::Blob(id));
-        }
+        self.collect_blobs(m, blobs);
         // The order matters: a view that is registered after the registry was read is newer than
         // every drop that was durable before.
         let durable = self.durable();
@@ -429,7 +445,7 @@ impl Store {
                 let mut blobs = Vec::new();
                 // The next opening removes the blobs that an error leaves out.
                 let _ = engine.blobs(&mut blobs);
-                blobs.into_iter().for_each(|id| m.retire(PendingFree::Blob(id)));
+                self.collect_blobs(m, blobs);
                 engine.drop_data();
             }
         }

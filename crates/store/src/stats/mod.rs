@@ -9,6 +9,7 @@ use sheaf_platform::error::PoisonCause;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::changes::{ChangeStats, RetentionChoice};
 use crate::commit::stall::{StallListener, StallStats};
 use sheaf_log::blob::BlobStats;
 use sheaf_log::options::EngineOptions;
@@ -47,6 +48,8 @@ pub struct StoreOptions {
     pub group_commit_mode: GroupCommitMode,
     /// Write checkpoints, so that an opening need not replay the whole logs.
     pub checkpoints: bool,
+    /// Retention of changes for the change feed.
+    pub retain_changes: RetentionChoice,
     /// Callback for waits of writers.
     pub stall_listener: StallListener,
     /// Open a directory that a repair is writing. Without this flag such a directory is refused.
@@ -96,6 +99,7 @@ impl Default for StoreOptions {
             inline: false,
             group_commit_mode: GroupCommitMode::default(),
             checkpoints: true,
+            retain_changes: RetentionChoice::Keep,
             stall_listener: StallListener::default(),
             is_repair_output: false,
         }
@@ -235,6 +239,8 @@ pub struct DatabaseStats {
     pub caches: Vec<CacheStats>,
     /// Each log.
     pub logs: Vec<LogStats>,
+    /// The change feed.
+    pub changes: ChangeStats,
     /// Statistics of the opening.
     pub opening: OpeningStats,
     /// File descriptors; zeros if the disk does not limit them.

@@ -8,9 +8,10 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use crate::{
-    BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, CacheStats, CompactionReport,
-    ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport, DatabaseStats, ExpiryStats,
-    KeyspaceInfo, LogStats, MemoryStats, OpeningStats, StallKind, StallStats, TransactionStats, VerifyReport,
+    BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, CacheStats, ChangeStats,
+    CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
+    DatabaseStats, ExpiryStats, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, StallKind, StallStats,
+    TransactionStats, VerifyReport,
 };
 use sheaf_log::options::EngineOptions;
 use sheaf_log::types::KeyspaceId;
@@ -47,6 +48,7 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
         memory,
         caches: _,
         logs,
+        changes,
         opening,
         descriptors,
         has_ipc,
@@ -98,6 +100,7 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
     w.u64s([frames_scanned, records_replayed, bytes_cut]);
     w.flag(*has_ipc);
     w.u64s(descriptors.to_words().each_ref());
+    w.u64s(changes.to_words().each_ref());
 }
 
 /// Decodes everything except the caches.
@@ -164,6 +167,11 @@ pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
         },
         has_ipc: r.flag()?,
         descriptors: DescriptorStats::from_words([r.u64()?, r.u64()?, r.u64()?]),
+        changes: ChangeStats::from_words({
+            let mut words = [0; 8];
+            words.iter_mut().try_for_each(|word| r.u64().map(|read| *word = read))?;
+            words
+        }),
     })
 }
 

@@ -144,7 +144,9 @@ pub fn conditional_calls_treat_an_expired_pair_as_missing(fixture: &Fixture) {
         fixture.set_unix_millis(UnixMillis(START + 120_000));
         assert_eq!(ks.pop_first().unwrap(), Some(("a".into(), "new".into())));
         assert_eq!(ks.pop_last().unwrap(), Some(("f".into(), "new".into())));
-        assert_eq!(ks.remove_range::<&str>(..).unwrap(), 4);
+        assert_eq!(ks.len().unwrap(), 4);
+        ks.remove_range::<&str>(..).unwrap();
+        assert_eq!(ks.len().unwrap(), 0);
     }
 }
 

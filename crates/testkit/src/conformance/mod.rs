@@ -19,6 +19,7 @@
 #![expect(missing_docs, clippy::unwrap_used, reason = "names are promises; a broken one panics")]
 
 pub mod batches;
+pub mod changes;
 pub mod closing;
 pub mod concurrency;
 pub mod expiry;
@@ -28,6 +29,7 @@ pub mod keyspaces;
 pub mod opening;
 pub mod persistence;
 pub mod points;
+pub mod range_removal;
 pub mod ranges;
 pub mod serializability;
 pub mod sizes;
@@ -132,10 +134,23 @@ macro_rules! conformance {
                 an_iterator_seeks_within_its_range_both_ways
                 both_ends_of_an_iterator_meet
                 an_engine_refuses_exactly_what_its_capabilities_exclude
-                remove_range_removes_exactly_the_range
                 clear_removes_everything
                 an_iterator_shows_the_snapshot_of_its_creation
                 a_compaction_changes_the_order_of_the_log_and_nothing_else
+            }
+            $crate::promises! { $subject, EVERYWHERE, range_removal:
+                remove_range_removes_exactly_the_range
+                a_range_is_removed_in_one_commit
+                a_removed_range_stays_removed_over_flushes_and_reopens
+                a_snapshot_below_a_removed_range_shows_it
+                pairs_put_after_a_removal_stay
+                a_batch_removes_a_range_in_its_order
+                a_transaction_removes_a_range_and_sees_that
+                a_removed_range_is_a_change_of_each_of_its_keys
+                values_of_a_removed_range_give_their_space_back
+            }
+            $crate::promises! { $subject, THREADED, range_removal:
+                a_removal_takes_all_of_a_group_or_nothing
             }
             $crate::promises! { $subject, EVERYWHERE, batches:
                 a_batch_spans_keyspaces_of_several_engines
@@ -169,6 +184,26 @@ macro_rules! conformance {
                 a_replaced_keyspace_is_a_conflict
                 transact_retries_until_it_commits
                 iteration_merges_the_changes_of_the_transaction
+            }
+            $crate::promises! { $subject, EVERYWHERE, changes:
+                the_feed_delivers_each_commit_once_and_in_order
+                a_replica_equals_the_original_through_reopens_and_kills
+                gc_and_checkpoints_take_no_change_from_the_feed
+                a_large_value_is_a_reference_and_outlives_its_overwrite
+                a_slow_consumer_is_too_old_and_can_start_again
+                a_foreign_or_future_position_is_refused
+                a_named_cursor_keeps_its_changes_and_its_position
+                filters_select_keyspaces_and_prefixes
+                a_restored_database_has_another_feed
+                loads_and_conversions_are_one_change
+                retention_that_ends_frees_its_files
+                a_task_that_waits_is_woken_once_there_is_a_change
+            }
+            $crate::promises! { $subject, STEPPED, changes:
+                expired_pairs_leave_the_feed_as_expirations
+            }
+            $crate::promises! { $subject, THREADED, changes:
+                a_consumer_that_waits_is_woken
             }
             $crate::promises! { $subject, THREADED, serializability:
                 concurrent_transactions_are_serializable

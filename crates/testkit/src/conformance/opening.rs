@@ -149,7 +149,7 @@ pub fn a_newer_format_is_refused_and_left_alone(fixture: &Fixture) {
         let before = files_except_lock(fixture);
         for read_only in [false, true] {
             let opened = fixture.builder().read_only(read_only).open(fixture.path());
-            refused!(opened, Error::UnsupportedVersion { path, found: 77, supported: sheaf_log::root::FORMAT_WITH_OPTIONS } if path == *slot);
+            refused!(opened, Error::UnsupportedVersion { path, found: 77, supported: sheaf_log::root::FORMAT_WITH_CHANGES } if path == *slot);
             assert_eq!(files_except_lock(fixture), before, "slot {round}");
         }
         fixture.write_file(slot, 0, &old);

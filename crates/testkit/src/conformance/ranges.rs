@@ -297,26 +297,6 @@ pub fn an_engine_refuses_exactly_what_its_capabilities_exclude(fixture: &Fixture
     assert_eq!(snapshot.len().unwrap(), all.len() as u64);
 }
 
-pub fn remove_range_removes_exactly_the_range(fixture: &Fixture) {
-    let (_db, ks, all) = filled(fixture, 1500);
-    if fixture.subject.ordered {
-        assert_eq!(ks.remove_range(key(100)..key(1400)).unwrap(), 1300);
-        assert_eq!(ks.remove_range(key(100)..key(1400)).unwrap(), 0);
-        assert_eq!(ks.remove_range(key(90)..key(5)).unwrap(), 0, "an inverted range holds nothing");
-        assert_eq!(ks.len().unwrap(), all.len() as u64 - 1300);
-        assert!(ks.contains_key(key(99)).unwrap() && ks.contains_key(key(1400)).unwrap());
-    }
-    let left = ks.len().unwrap();
-    assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), left);
-    assert!(ks.is_empty().unwrap() && sorted(&ks).is_empty());
-    if fixture.setting.tiny {
-        // A thousand of them exceed the limit of a batch.
-        let long = |index: usize| key(index) + &"k".repeat(1100);
-        (0..1050).for_each(|index| ks.insert(long(index), "v").unwrap());
-        assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), 1050);
-    }
-}
-
 pub fn clear_removes_everything(fixture: &Fixture) {
     let (_db, ks, _) = filled(fixture, 200);
     ks.insert("large", bytes(fixture.setting.blob_threshold() + 1, 1)).unwrap();

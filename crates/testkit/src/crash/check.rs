@@ -17,6 +17,7 @@ use sheaf_sim::{KeepChoice, SimDisk};
 
 use super::history::{CommitHistory, ExpectedState, HistoryChange, HistoryMarks, KEYSPACE_NAMES};
 use super::machine::TestMachine;
+use crate::replica::{Replica, read_snapshot};
 use crate::supervise::run_supervised;
 
 /// No recovery in tiny geometry makes this many disk calls.
@@ -135,6 +136,7 @@ fn check_first_open(
     if expected.history.find_prefix(print, expected.min_commits, expected.max_commits).is_none() {
         return Err(expected.history.explain(&state, expected.min_commits, expected.max_commits));
     }
+    check_feed(machine, &db)?;
     shared.lock().after_recovery = Some(CommitHistory::starting_at(state.clone()));
     if end == AfterRecovery::IdleReopen {
         db.close().map_err(|e| format!("it does not close: {e}"))?;
@@ -173,6 +175,23 @@ fn check_second_open(machine: &TestMachine, state: &ExpectedState, seq: u64) -> 
         return Err(format!("opened again it is at commit {visible}, before {seq}"));
     }
     Ok(())
+}
+
+/// Requires that the change feed, from its oldest position, leads to the state of the database.
+fn check_feed(machine: &TestMachine, db: &Database) -> Result<(), String> {
+    if !machine.subject.retains_changes {
+        return Ok(());
+    }
+    let fed = db.oldest_change().and_then(|oldest| {
+        let mut replica = Replica::empty_at(oldest);
+        replica.catch_up(db)?;
+        Ok((replica.keyspaces, read_snapshot(&db.snapshot()?)?))
+    });
+    let (replica, original) = fed.map_err(|e| format!("the change feed cannot be read: {e}"))?;
+    match replica == original {
+        true => Ok(()),
+        false => Err(format!("the change feed leads to {replica:?} instead of {original:?}")),
+    }
 }
 
 fn record_commit(shared: &Mutex<RecoveryRecording>, changes: Vec<HistoryChange>, state: &mut ExpectedState) {

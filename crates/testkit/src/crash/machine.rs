@@ -12,6 +12,7 @@ use sheaf_sim::{KeepChoice, SimDisk};
 
 use crate::fixture::TestSubject;
 use crate::recording_disk::RecordingDisk;
+use crate::replica::keep_all_changes;
 
 /// Path of the database on every simulated disk.
 pub const DATABASE_DIR: &str = "/db";
@@ -61,8 +62,12 @@ impl TestMachine {
     #[must_use]
     pub fn builder(&self) -> Builder {
         let clock: Arc<ManualClock> = Arc::clone(&self.clock);
+        let builder = match self.subject.retains_changes {
+            true => Database::builder().retain_changes(keep_all_changes()),
+            false => Database::builder(),
+        };
         self.subject
-            .configure(Database::builder())
+            .configure(builder)
             .disk(Arc::new(self.recording_disk.clone()))
             .clock(clock)
             .tiny(true)

@@ -69,7 +69,10 @@ fn has_room(totals: &Totals, budget: Budget) -> bool {
 /// Returns the first engine and geometry that fails or differs.
 pub(super) fn check_all_engines(case: &ModelCase) -> Result<(), String> {
     let mut all = steps::generate(case.seed, case.steps, TINY);
-    all.retain(|step| !matches!(step, steps::ModelStep::RemoveRange { .. }));
+    let removes = |step: &steps::ModelStep| {
+        matches!(step, steps::ModelStep::RemoveRange { .. } | steps::ModelStep::RangeCommit(_))
+    };
+    all.retain(|step| !removes(step));
     let mut first = None;
     for subject in TestSubject::all() {
         for setting in [TINY, NORMAL] {

@@ -38,6 +38,21 @@ pub enum ConcurrentChange {
     Remove,
 }
 
+/// Batch or transaction that removes a range between other changes of one keyspace.
+#[derive(Clone, Debug)]
+pub struct RangeCommit {
+    /// The keyspace.
+    pub space: u8,
+    /// The range.
+    pub ends: RangeSpec,
+    /// Changes before the range is removed.
+    pub before: Vec<(u16, Option<ValueSpec>)>,
+    /// Changes after it.
+    pub after: Vec<(u16, Option<ValueSpec>)>,
+    /// Whether it is a transaction.
+    pub is_transaction: bool,
+}
+
 /// One step. Its first number is the keyspace and its second the key, unless a field name says
 /// otherwise.
 #[derive(Clone, Debug)]
@@ -68,6 +83,7 @@ pub enum ModelStep {
     IterSeek { which: usize, key: u16, back: bool },
     IterClose(usize),
     RemoveRange { space: u8, ends: RangeSpec },
+    RangeCommit(RangeCommit),
     Clear(u8),
     Recreate(u8),
     Persist,
@@ -179,6 +195,13 @@ impl StepGenerator {
         TransactionStep { reads, changes, scan, outside }
     }
 
+    fn range_commit(&mut self, setting: TestSetting) -> RangeCommit {
+        let (space, ends) = (self.space(), self.ends());
+        let mut changes = || (0..self.below(5)).map(|_| (self.key(), self.change(setting))).collect();
+        let (before, after) = (changes(), changes());
+        RangeCommit { space, ends, before, after, is_transaction: self.one_in(2) }
+    }
+
     fn step(&mut self, setting: TestSetting) -> ModelStep {
         match self.below(1000) {
             0..=189 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
@@ -234,8 +257,9 @@ impl StepGenerator {
             880..=914 => {
                 ModelStep::IterStep { which: self.below(8), count: self.below(12), back: self.one_in(2) }
             }
-            915..=924 => ModelStep::IterClose(self.below(8)),
-            925..=927 => ModelStep::RemoveRange { space: self.space(), ends: self.ends() },
+            915..=918 => ModelStep::IterClose(self.below(8)),
+            919..=922 => ModelStep::RangeCommit(self.range_commit(setting)),
+            923..=927 => ModelStep::RemoveRange { space: self.space(), ends: self.ends() },
             928..=930 => ModelStep::Clear(self.space()),
             931..=933 => ModelStep::Recreate(self.space()),
             934..=943 => ModelStep::Persist,

@@ -229,7 +229,7 @@ impl EngineCommits for ReferenceEngine {
             }
             Action::Put(_) | Action::Blob(_) => Ok(Preparation::Record),
             Action::Remove if newest.is_some() => Ok(Preparation::Record),
-            Action::Remove | Action::Expect => Ok(Preparation::NoChange),
+            Action::Remove | Action::RemoveRange(_) | Action::Expect => Ok(Preparation::NoChange),
         }
     }
 
@@ -237,7 +237,7 @@ impl EngineCommits for ReferenceEngine {
         let newest = self.table.read().live_version_seq(op.key).map_or(0, |seq| seq.0);
         let NewestSeq(found) = op.note.get();
         match op.action {
-            Action::Put(_) | Action::Blob(_) => true,
+            Action::Put(_) | Action::Blob(_) | Action::RemoveRange(_) => true,
             Action::Remove => (newest == 0) == (found == 0),
             Action::Expect => newest == found || self.has_flaw(EngineFlaw::IgnoresConcurrentChanges),
         }
@@ -248,7 +248,7 @@ impl EngineCommits for ReferenceEngine {
             Action::Put(value) => VersionContent::Inline(value.into()),
             Action::Blob(blob) => VersionContent::Blob(blob),
             Action::Remove => VersionContent::Tombstone,
-            Action::Expect => return,
+            Action::RemoveRange(_) | Action::Expect => return, // the engine accepts no ranges
         };
         assert!(
             !(self.has_flaw(EngineFlaw::PanicsInApply) && op.key == EngineFlaw::PANIC_KEY),
@@ -308,7 +308,7 @@ impl EngineRecovery for ReferenceEngine {
             RecordContent::Put(value) => VersionContent::Inline(value.into()),
             RecordContent::Blob(blob) => VersionContent::Blob(blob),
             RecordContent::Remove if self.has_flaw(EngineFlaw::ForgetsRemovals) => return Ok(()),
-            RecordContent::Remove => VersionContent::Tombstone,
+            RecordContent::Remove | RecordContent::RemoveRange(_) => VersionContent::Tombstone,
         };
         let version = TableVersion { seq: record.seq, stored };
         let change = self.table.write().replay(record.key, version);

@@ -6,12 +6,14 @@
 
 #![cfg(shuttle)]
 
+mod changes;
 mod closing;
 mod committing;
 mod converting;
 mod copying;
 mod creating;
 mod opening;
+mod range_removal;
 mod reading;
 mod tasks;
 mod transactions;

@@ -13,7 +13,7 @@ use super::*;
 
 /// Waker of a task with a thread of its own.
 #[derive(Default)]
-struct TaskWaker {
+pub(super) struct TaskWaker {
     is_woken: Mutex<bool>,
     woken: Condvar,
 }
@@ -26,7 +26,7 @@ impl Wake for TaskWaker {
 }
 
 impl TaskWaker {
-    fn sleep(&self) {
+    pub(super) fn sleep(&self) {
         let mut is_woken = self.is_woken.lock();
         while !*is_woken {
             self.woken.wait(&mut is_woken);

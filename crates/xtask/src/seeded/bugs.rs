@@ -1,7 +1,7 @@
 //! # The table of seeded bugs
 //!
 //! All are in the code of the commit window or in structures that several commits change at the
-//! same time (decisions/0027), or in expiry. W1 to W13 are its rules, W25 to W42 its scenarios
+//! same time (decisions/0027), or in expiry. W1 to W13 are its rules, W25 to W44 its scenarios
 //! (docs/commit.md). P14 is a promise of docs/reliability/PROMISES.md.
 
 /// A bug, and the test that must find it.
@@ -72,6 +72,7 @@ const fn conformance_test(name: &'static str) -> BugTest {
     BugTest { is_shuttle: false, package: "sheaf-testkit", target, name, engine: None }
 }
 
+const CHANGE_RETENTION: &str = "crates/store/src/changes/retention.rs";
 const PROGRESS: &str = "crates/engine/src/window/progress.rs";
 const STRIPES: &str = "crates/engine/src/window/stripes.rs";
 const WINDOW: &str = "crates/engine/src/window/mod.rs";
@@ -449,8 +450,8 @@ pub(super) const BUGS: &[SeededBug] = &[
                 replace: "        whole.is_applying = true;\n        let completed = self.pipeline.progress.complete(seq);\n        let views = self.view_slots.collect();",
             },
             SourceEdit {
-                find: "        self.sync.note_unsynced(&*self.clock);\n        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();\n        completed?;\n        Ok(seq)",
-                replace: "        self.sync.note_unsynced(&*self.clock);\n        whole.complete();\n        completed?;\n        Ok(seq)",
+                find: "        self.sync.note_unsynced(&*self.clock);\n        let completed = self.pipeline.progress.complete(seq);\n        whole.complete();\n        completed?;\n        self.changes.signal.wake_visible();\n        Ok(seq)",
+                replace: "        self.sync.note_unsynced(&*self.clock);\n        whole.complete();\n        completed?;\n        self.changes.signal.wake_visible();\n        Ok(seq)",
             },
         ],
         effect: BugEffect::Failure,
@@ -679,6 +680,72 @@ pub(super) const BUGS: &[SeededBug] = &[
         test: conformance_test(
             "conformance::flat::the_background_removes_expired_pairs_and_frees_their_space",
         ),
+    },
+    SeededBug {
+        name: "a-retained-segment-is-freed",
+        breaks: "R19, W43",
+        file: CHANGE_RETENTION,
+        edits: &[SourceEdit {
+            find: "            true => PendingFree::RetainedSlot(segment),",
+            replace: "            true => PendingFree::Segment(log.id, segment),",
+        }],
+        effect: BugEffect::Failure,
+        test: conformance_test("conformance::flat::gc_and_checkpoints_take_no_change_from_the_feed"),
+    },
+    SeededBug {
+        name: "a-trim-does-not-raise-the-start-of-the-feed",
+        breaks: "R19, W43",
+        file: CHANGE_RETENTION,
+        edits: &[SourceEdit {
+            find: "        self.start = self.start.max(oldest.segment.last_seq);\n",
+            replace: "",
+        }],
+        effect: BugEffect::Failure,
+        test: conformance_test("conformance::flat::a_slow_consumer_is_too_old_and_can_start_again"),
+    },
+    SeededBug {
+        name: "consumers-of-changes-are-woken-before-the-durable-mark",
+        breaks: "the waits of the change feed",
+        file: "crates/store/src/commit/group_commit.rs",
+        edits: &[SourceEdit {
+            find: "        self.sync.mark_durable(seq);\n        self.changes.signal.wake_durable();\n",
+            replace: "        self.changes.signal.wake_durable();\n        self.sync.mark_durable(seq);\n",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("flat"), "changes::a_consumer_of_durable_changes_is_woken"),
+    },
+    SeededBug {
+        name: "the-removal-of-a-range-takes-one-stripe",
+        breaks: "R20, W44",
+        file: COMMIT,
+        edits: &[SourceEdit {
+            find: "                true => self.pipeline.stripes.lock_all(), // (R20)",
+            replace: "                true => self.pipeline.stripes.lock(&stripes),",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("flex"), "range_removal::a_swap_next_to_a_removal_of_its_range"),
+    },
+    SeededBug {
+        name: "a-removed-range-hides-later-puts",
+        breaks: "R20, W44",
+        file: "crates/engine/src/memtable/memtables.rs",
+        edits: &[SourceEdit {
+            find: "                Some(version) if version.seq >= removed => return Some((memtable, version)),",
+            replace: "                Some(version) if removed == Seq::ZERO => return Some((memtable, version)),",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("delsm"), "range_removal::puts_next_to_removals_of_their_range"),
+    },
+    SeededBug {
+        name: "a-removed-range-is-recorded-as-its-first-key",
+        breaks: "R20, W44",
+        file: TRANSACTION,
+        edits: &[SourceEdit {
+            find: "                Some((first, end)) => ChangedKey::Range(Bounds::between(first, end)),",
+            replace: "                Some((first, _)) => ChangedKey::Key(first),",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("flex"), "range_removal::a_transaction_next_to_a_removal_of_its_range"),
     },
     SeededBug {
         name: "a-forked-child-takes-itself-for-its-parent",

@@ -70,6 +70,16 @@ fn print(out: &mut impl Write, path: &Path, all: &DatabaseOverview) -> Result {
         let (states, held) = (many(stats.pinned_states, "pinned state"), size(stats.pinned_bytes));
         writeln!(out, "  {states} of backups and readers: {held} cannot be reclaimed")?;
     }
+    if stats.changes.is_retaining {
+        let (segments, bytes) =
+            (many(stats.changes.retained_segments, "log file"), size(stats.changes.retained_bytes));
+        let cursors = many(stats.changes.cursors, "cursor");
+        writeln!(
+            out,
+            "  changes after commit {} retained: {segments}, {bytes}, {cursors}",
+            stats.changes.oldest_seq
+        )?;
+    }
     let TransactionStats { committed, conflicts, .. } = stats.transactions;
     if committed + conflicts > 0 {
         writeln!(out, "  {}, {}", many(committed, "transaction"), many(conflicts, "conflict"))?;
@@ -174,6 +184,16 @@ pub(crate) fn as_json(all: &DatabaseOverview) -> Json {
             "dropped_hints": stats.expiry.dropped_hints,
             "next_due_ms": stats.expiry.next_due_ms,
             "lag_seconds": stats.expiry.lag.as_secs_f64(),
+        },
+        "changes": {
+            "is_retaining": stats.changes.is_retaining,
+            "oldest": stats.changes.oldest_seq,
+            "retained_segments": stats.changes.retained_segments,
+            "retained_bytes": stats.changes.retained_bytes,
+            "retained_blobs": stats.changes.retained_blobs,
+            "trimmed_segments": stats.changes.trimmed_segments,
+            "cursors": stats.changes.cursors,
+            "slowest_cursor": stats.changes.slowest_cursor_seq,
         },
         "stalls": stats.stalls.iter().map(stall_as_json).collect::<Vec<_>>(),
         "checkpoints": stats.checkpoints,

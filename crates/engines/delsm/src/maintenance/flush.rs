@@ -6,8 +6,11 @@
 //! Blobs are adopted in place: the key list names them by their ids. They are linked into the
 //! directory of a table by a merge, or when the database is idle. Until then the files of a table
 //! of level 0 are not linked, and a value that is superseded soon never moves. Small values are
-//! copied from the journal into one pack.
+//! copied from the journal into one pack. Range tombstones are applied to the tables
+//! (`range_removal.rs`).
 
+use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -21,14 +24,18 @@ use sheaf_platform::sync::epoch::{self, Guard};
 use crate::engine::DelsmEngine;
 use crate::files::list::{BlobLocation, ListEntry, ValueRef};
 use crate::files::pack::{Pack, PackWriter};
-use crate::maintenance::{MaintenanceState, TableBuilder, TableOutputs};
+use crate::maintenance::file_moves::FileMoves;
+use crate::maintenance::range_removal::{FlushedRanges, RemovedKeys};
+use crate::maintenance::{Job, MaintenanceState, TableBuilder, TableOutputs};
 use crate::read::merge_inputs::{Direction, MemtableInput, MergeHeads};
 use crate::tree::{Table, Version};
 
 /// Key of a flush, and its versions, newest first. Each has the memtable that contains it.
 struct FlushedKey<'m> {
-    key: &'m [u8],
+    key: Cow<'m, [u8]>,
     versions: Vec<(&'m Memtable, MemVersion)>,
+    /// True if range tombstones cover the key, and no table has a value of it.
+    is_unneeded_removal: bool,
 }
 
 /// Merge of frozen memtables in the order of their keys.
@@ -37,21 +44,56 @@ struct FlushInputs<'m> {
     inputs: Vec<MemtableInput<'m>>,
     heads: MergeHeads,
     with: Vec<usize>,
+    /// Keys of tables that range tombstones cover, if there are tombstones.
+    removed: Option<RemovedKeys<'m>>,
 }
 
 impl<'m> FlushInputs<'m> {
-    /// Returns the merge of `frozen`, oldest first.
-    fn new(frozen: &'m [Arc<Memtable>], guard: &Guard) -> FlushInputs<'m> {
+    /// Returns the merge of `frozen`, oldest first, with the keys that their range tombstones
+    /// remove from tables.
+    fn new(frozen: &'m [Arc<Memtable>], removed: Option<RemovedKeys<'m>>, guard: &Guard) -> FlushInputs<'m> {
         let input = |memtable: &'m Arc<Memtable>| {
             MemtableInput::new(memtable, Bound::Unbounded, Direction::Forward, guard)
         };
         let inputs: Vec<MemtableInput<'m>> = frozen.iter().rev().map(input).collect();
         let heads = MergeHeads::new(inputs.iter().map(MemtableInput::peek), Direction::Forward);
-        FlushInputs { inputs, heads, with: Vec::new() }
+        FlushInputs { inputs, heads, with: Vec::new(), removed }
     }
 
     /// Returns the next key.
-    fn take(&mut self, guard: &Guard) -> Option<FlushedKey<'m>> {
+    fn take(&mut self, guard: &Guard) -> Result<Option<FlushedKey<'m>>> {
+        let next = self.inputs.iter().filter_map(MemtableInput::peek).min();
+        let from_tables = match &mut self.removed {
+            Some(removed) if removed.peek().is_some_and(|key| next.is_none_or(|next| key <= next)) => {
+                removed.take()?
+            }
+            _ => None,
+        };
+        let Some(mut entry) = (match &from_tables {
+            Some(key) if next != Some(key) => Some(FlushedKey {
+                key: Cow::Owned(key.clone()),
+                versions: Vec::new(),
+                is_unneeded_removal: false,
+            }),
+            _ => self.take_from_memtables(guard),
+        }) else {
+            return Ok(None);
+        };
+        if self.removed.is_some() {
+            let before = entry.versions.len();
+            for memtable in self.inputs.iter().map(MemtableInput::memtable) {
+                let piece = memtable.ranges().piece_of(&entry.key, guard);
+                let seqs = piece.iter().flat_map(|piece| piece.seqs.iter());
+                entry.versions.extend(seqs.map(|seq| (memtable, MemVersion::removed(*seq))));
+            }
+            entry.is_unneeded_removal = entry.versions.len() > before && from_tables.is_none();
+            entry.versions.sort_by_key(|(_, version)| Reverse(version.seq)); // a put stays first
+        }
+        Ok(Some(entry))
+    }
+
+    /// Returns the next key of the memtables.
+    fn take_from_memtables(&mut self, guard: &Guard) -> Option<FlushedKey<'m>> {
         let inputs = &self.inputs;
         let key = self.heads.next_key(|input| inputs[input].peek(), &mut self.with)?;
         let mut versions = Vec::new();
@@ -63,7 +105,7 @@ impl<'m> FlushInputs<'m> {
             }
             self.heads.update(*index, input.peek());
         }
-        Some(FlushedKey { key, versions })
+        Some(FlushedKey { key: Cow::Borrowed(key), versions, is_unneeded_removal: false })
     }
 }
 
@@ -87,7 +129,15 @@ impl DelsmEngine {
         self.create_keyspace_dir(work)?;
         let mut pack = PackWriter::new(&self.keyspace.path, self.keyspace.owner(), work.next_number());
         let mut dead = Vec::new();
-        let written = self.write_tables(work, frozen, views, &mut pack, &mut dead);
+        let ranges = FlushedRanges::new(frozen, &epoch::pin());
+        let mut version = Version::clone(&self.version());
+        let garbage = match &ranges {
+            Some(ranges) => self.drop_covered_tables(&mut version, ranges, views),
+            None => Vec::new(),
+        };
+        let removed = ranges.as_ref().map(|ranges| RemovedKeys::new(ranges, &version)).transpose()?;
+        let is_all = version.is_empty();
+        let written = self.write_tables(work, (frozen, removed, is_all), views, &mut pack, &mut dead);
         let (tables, opened) = match written {
             Ok(written) => written,
             Err(error) => {
@@ -95,7 +145,6 @@ impl DelsmEngine {
                 return Err(error);
             }
         };
-        let mut version = Version::clone(&self.version());
         if let Some(pack) = opened {
             version.packs.insert(pack.number, Arc::new(pack));
         }
@@ -111,28 +160,32 @@ impl DelsmEngine {
         for (died, id) in dead {
             self.keyspace.context.retire_blob(died, id);
         }
+        if !garbage.is_empty() {
+            work.job = Some(Job::Moving(FileMoves::new(Vec::new(), garbage)));
+        }
         Ok(())
     }
 
     /// Writes the versions that a view or a later reader may need into durable tables and a pack.
-    /// Holds an epoch guard for one key at a time.
+    /// Holds an epoch guard for one key at a time. `is_all` tells that there are no other tables.
     fn write_tables(
         &self,
         work: &mut MaintenanceState,
-        frozen: &[Arc<Memtable>],
+        (frozen, removed, is_all): (&[Arc<Memtable>], Option<RemovedKeys<'_>>, bool),
         views: &Views,
         pack: &mut PackWriter,
         dead: &mut Vec<(Seq, u64)>,
     ) -> Result<(Vec<Arc<Table>>, Option<Pack>)> {
-        let (is_all, disk) = (self.version().is_empty(), self.disk()?);
-        let mut inputs = FlushInputs::new(frozen, &epoch::pin());
+        let disk = self.disk()?;
+        let mut inputs = FlushInputs::new(frozen, removed, &epoch::pin());
         let mut outputs = TableOutputs::default();
         let mut kept = Vec::new();
         loop {
             let guard = epoch::pin();
-            let Some(entry) = inputs.take(&guard) else { break };
+            let Some(entry) = inputs.take(&guard)? else { break };
             self.versions_to_keep(&entry, views, dead, &mut kept, &guard)?;
-            while is_all && kept.last().is_some_and(|(_, version)| version.word.is_tombstone()) {
+            let hides_none = is_all || entry.is_unneeded_removal;
+            while hides_none && kept.last().is_some_and(|(_, version)| version.word.is_tombstone()) {
                 kept.pop(); // no older version is below
             }
             let item = |(memtable, version): (&Memtable, MemVersion)| {
@@ -148,7 +201,7 @@ impl DelsmEngine {
                 self.start_table(&mut outputs, made)?;
             }
             let Some(table) = &mut outputs.current else { continue };
-            let hash = self.keyspace.hash(entry.key);
+            let hash = self.keyspace.hash(&entry.key);
             items.iter().for_each(|item| table.writer.add(hash, item));
         }
         let pack = pack.finish(disk)?;
@@ -192,7 +245,7 @@ impl DelsmEngine {
     ) -> Result<ValueRef> {
         memtable.content(version.word, &self.keyspace.context, guard, |content| {
             Ok(match content {
-                RecordContent::Remove => ValueRef::Removed,
+                RecordContent::Remove | RecordContent::RemoveRange(_) => ValueRef::Removed,
                 RecordContent::Blob(blob) => ValueRef::File { blob, location: BlobLocation::BlobStore },
                 RecordContent::Put(value) => ValueRef::Packed {
                     pack: pack.number,

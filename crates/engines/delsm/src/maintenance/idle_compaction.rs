@@ -232,7 +232,7 @@ impl DelsmEngine {
                     Ok(match content {
                         RecordContent::Put(value) => value.len() as u64,
                         RecordContent::Blob(blob) => u64::from(blob.len),
-                        RecordContent::Remove => 0,
+                        RecordContent::Remove | RecordContent::RemoveRange(_) => 0,
                     })
                 })?;
             }

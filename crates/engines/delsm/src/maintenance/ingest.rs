@@ -113,7 +113,7 @@ impl Ingest for DelsmIngest {
                 self.engine.ingested_blobs.lock().push(blob.id);
                 ValueRef::File { blob, location: BlobLocation::BlobStore }
             }
-            RecordContent::Remove => return Ok(()), // there is no older version
+            RecordContent::Remove | RecordContent::RemoveRange(_) => return Ok(()), // nothing older
         };
         open.pack.write_if_full(self.engine.disk()?)?;
         let hash = self.engine.keyspace.hash(key);

@@ -34,6 +34,7 @@ mod flush;
 mod idle_compaction;
 pub(crate) mod ingest;
 mod merge;
+mod range_removal;
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io::ErrorKind;
@@ -394,7 +395,7 @@ impl DelsmEngine {
                     Err(e) if e.kind() != ErrorKind::NotFound => drop(work.unswept.insert(dir)),
                     _ => {}
                 },
-                Garbage::Blob(id) => drop(self.keyspace.context.blobs.remove(id)),
+                Garbage::Blob(id) => self.keyspace.context.remove_adopted_blob(id),
                 Garbage::Directory(dir, None) => {
                     let found = disk.list(&dir).unwrap_or_default();
                     let mut names: Vec<String> = found.into_iter().map(|entry| entry.name).collect();

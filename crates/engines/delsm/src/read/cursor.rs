@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use sheaf_engine::contract::{Bounds, Cursor, EngineReads, Projection};
 use sheaf_engine::keys::{borrow_bound, is_above, is_below};
+use sheaf_engine::memtable::Memtables;
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::{Error, Result};
@@ -229,6 +230,7 @@ impl RowBatch {
         if !self.skip_removed_range(engine, direction) {
             return Ok(BatchEnd::Done);
         }
+        let ranges = (state.memtables.has_ranges().then_some(&state.memtables), self.at);
         let mut run = RemovedRun::new(&self.from, direction);
         let mut merge_inputs = merge_inputs_of(state, borrow_bound(&self.from), direction, guard);
         let mut merge_heads = merge_heads_of(&merge_inputs, direction);
@@ -241,17 +243,22 @@ impl RowBatch {
             }
             let start = self.keys.len();
             self.keys.extend_from_slice(key);
-            let (merge_input, taken) =
-                match take_visible(&mut merge_inputs, &mut merge_heads, &with, self.at, guard) {
-                    Ok(taken) => taken,
-                    Err(blocked) => {
-                        // The run is not recorded: it may end here.
-                        self.keys.truncate(start);
-                        self.from = blocked.resume_at.clone();
-                        (self.unreadable, self.ended) = (Some(blocked), false);
-                        return Ok(BatchEnd::Done);
-                    }
-                };
+            let (merge_input, taken) = match take_visible(
+                &mut merge_inputs,
+                &mut merge_heads,
+                &with,
+                (&self.keys[start..], ranges),
+                guard,
+            ) {
+                Ok(taken) => taken,
+                Err(blocked) => {
+                    // The run is not recorded: it may end here.
+                    self.keys.truncate(start);
+                    self.from = blocked.resume_at.clone();
+                    (self.unreadable, self.ended) = (Some(blocked), false);
+                    return Ok(BatchEnd::Done);
+                }
+            };
             let Some(seen) = taken.visible else {
                 let again = self.skip_removed_key(engine, &mut run, taken.removal_seq, watch.as_ref(), start);
                 (dead, self.removed_skipped) = (dead + 1, self.removed_skipped + 1);
@@ -486,32 +493,39 @@ fn merge_heads_of(merge_inputs: &[MergeInput<'_>], direction: Direction) -> Merg
 }
 
 /// Returns the version of the next key that is visible at `at`, and the input that has it. `with`
-/// are the inputs with this key; they move to the next key. A tombstone counts as not visible.
+/// are the inputs with this key; they move to the next key. A version below a tombstone, or below a
+/// range tombstone of `ranges`, counts as not visible.
 fn take_visible<'m>(
     merge_inputs: &mut [MergeInput<'m>],
     merge_heads: &mut MergeHeads,
     with: &[usize],
-    at: Seq,
+    (key, (ranges, at)): (&[u8], (Option<&Memtables>, Seq)),
     guard: &Guard,
 ) -> Result<(usize, TakenKey<'m>), Box<UnreadableBlock>> {
-    let (mut found, mut died) = (None, None);
+    let (mut found, mut died, mut newest) = (None, None, Seq::ZERO);
     for (index, merge_input) in with.iter().enumerate() {
         let taken = merge_inputs[*merge_input].take_at(at, guard)?;
         merge_heads.update(*merge_input, merge_inputs[*merge_input].peek());
         if index == 0 {
-            died = taken.removal_seq; // the first input has the newest versions
+            (died, newest) = (taken.removal_seq, taken.newest); // the first input is newest
         }
-        found = found.or(taken.visible.map(|seen| (*merge_input, seen)));
+        found = found.or(taken.visible.map(|seen| (*merge_input, seen, taken.seq)));
+    }
+    if let Some(memtables) = ranges {
+        let hidden_below = memtables.range_seq(key, at, guard);
+        found = found.filter(|(_, _, seq)| *seq >= hidden_below);
+        let removed = memtables.range_seq(key, Seq::LATEST, guard);
+        died = if removed > newest { Some(removed) } else { died };
     }
     let is_value = |seen: &VisibleVersion<'_>| match seen {
         VisibleVersion::Memtable(_, version) => !version.word.is_tombstone(),
         VisibleVersion::Table(_, what) => *what != ValueRef::Removed,
     };
     Ok(match found {
-        Some((merge_input, seen)) if is_value(&seen) => {
-            (merge_input, TakenKey { visible: Some(seen), removal_seq: died })
+        Some((merge_input, seen, seq)) if is_value(&seen) => {
+            (merge_input, TakenKey { visible: Some(seen), seq, newest, removal_seq: died })
         }
-        _ => (0, TakenKey { visible: None, removal_seq: died }),
+        _ => (0, TakenKey { newest, removal_seq: died, ..TakenKey::default() }),
     })
 }
 

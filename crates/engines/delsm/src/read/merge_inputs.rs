@@ -274,9 +274,11 @@ impl TableInput {
         let ((start, end), table) = (self.key_group(), self.table);
         let mut versions = (start..end).map(|index| self.entries().version(index));
         let (newest, what) = self.entries().version(start);
-        let seen = versions.find(|(seq, _)| *seq <= at).map(|(_, what)| VisibleVersion::Table(table, what));
+        let seen = versions.find(|(seq, _)| *seq <= at);
+        let seq = seen.map_or(Seq::ZERO, |(seq, _)| seq);
+        let visible = seen.map(|(_, what)| VisibleVersion::Table(table, what));
         self.advance_past((start, end));
-        Ok(TakenKey { visible: seen, removal_seq: (what == ValueRef::Removed).then_some(newest) })
+        Ok(TakenKey { visible, seq, newest, removal_seq: (what == ValueRef::Removed).then_some(newest) })
     }
 }
 
@@ -343,9 +345,14 @@ pub(crate) enum VisibleVersion<'m> {
 }
 
 /// Result of an input for a key.
+#[derive(Default)]
 pub(crate) struct TakenKey<'m> {
     /// Version that the view sees.
     pub(crate) visible: Option<VisibleVersion<'m>>,
+    /// Seq of that version.
+    pub(crate) seq: Seq,
+    /// Seq of the newest version.
+    pub(crate) newest: Seq,
     /// Seq of the newest version, if that is a tombstone.
     pub(crate) removal_seq: Option<Seq>,
 }
@@ -372,11 +379,13 @@ impl<'m> MergeInput<'m> {
             MergeInput::Memtable(merge_input) => {
                 let memtable = merge_input.memtable;
                 let Some(entry) = merge_input.take(guard) else {
-                    return Ok(TakenKey { visible: None, removal_seq: None });
+                    return Ok(TakenKey::default());
                 };
-                let newest = entry.newest();
+                let (newest, seen) = (entry.newest(), entry.at(at));
                 Ok(TakenKey {
-                    visible: entry.at(at).map(|version| VisibleVersion::Memtable(memtable, version)),
+                    visible: seen.map(|version| VisibleVersion::Memtable(memtable, version)),
+                    seq: seen.map_or(Seq::ZERO, |version| version.seq),
+                    newest: newest.seq,
                     removal_seq: newest.word.is_tombstone().then_some(newest.seq),
                 })
             }

@@ -177,6 +177,14 @@ impl RemovedRangeMap {
         self.update_count(&inner);
     }
 
+    /// Records that commit `seq` removes the keys from `first` on and before `end`. Must be called
+    /// after the memtable has the tombstone, and while no put runs.
+    pub(crate) fn note_range(&self, first: &[u8], end: Option<&[u8]>, seq: Seq) {
+        let mut inner = self.inner.lock();
+        inner.add(first.to_vec(), end.map(<[u8]>::to_vec), seq);
+        self.update_count(&inner);
+    }
+
     /// Returns the end of the range that contains `key` for a view at `at`: the lowest higher key
     /// that may be live. Returns `Some(None)` if no higher key is live, and `None` if no range
     /// contains `key`.

@@ -74,7 +74,7 @@ impl HashedRecord {
         let what = match record.content {
             RecordContent::Put(_) => RecordKind::Put,
             RecordContent::Blob(_) => RecordKind::Blob,
-            RecordContent::Remove => RecordKind::Remove,
+            RecordContent::Remove | RecordContent::RemoveRange(_) => RecordKind::Remove,
         };
         let span = u64::from(record.span) / ALIGN;
         debug_assert!(span >> (u64::BITS - SPAN_SHIFT) == 0, "a frame's length has 24 bits");

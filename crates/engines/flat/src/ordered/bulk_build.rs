@@ -84,7 +84,7 @@ impl RecordRun {
         let number = u32::try_from(self.items.len()).unwrap_or(u32::MAX);
         let what = match record.content {
             RecordContent::Put(_) => RecordKind::Put,
-            RecordContent::Remove => RecordKind::Remove,
+            RecordContent::Remove | RecordContent::RemoveRange(_) => RecordKind::Remove,
             RecordContent::Blob(blob) => {
                 self.blobs.push((number, blob));
                 RecordKind::Blob

@@ -152,6 +152,7 @@ impl EnginePressure for FlexEngine {
             || self.wasted_log_bytes() > self.max_waste()
             || self.is_journal_over_account()
             || (rests && self.is_image_profitable())
+            || active.ranges().is_flush_due(rests && state.index.tree.entries() > 0, guard)
             || (is_worth_it && (rests || self.is_scan_cost_exceeded(state)))
     }
 

@@ -14,6 +14,7 @@
 use std::mem;
 use std::ops::{Bound, Range};
 
+use sheaf_engine::memtable::range_tombstones::RangeTombstones;
 use sheaf_engine::memtable::{ArenaOffset, Memtable, MemtableVersion, decode_blob_ref, encode_blob_ref};
 use sheaf_engine::views::Views;
 use sheaf_log::record::RecordContent;
@@ -23,6 +24,7 @@ use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
 use crate::engine::FlexEngine;
+use crate::flush::plan::PlanInputs;
 use crate::flush::value_prefetch::ValuePrefetch;
 use crate::index::table::IntervalPlan;
 use crate::interval::block::{Block, FingerprintedPair, fingerprint_of};
@@ -94,7 +96,7 @@ impl ChangeBatch {
                 self.buffer.extend_from_slice(&encode_blob_ref(blob));
                 ChangeKind::Blob
             }
-            RecordContent::Remove => ChangeKind::Tombstone,
+            RecordContent::Remove | RecordContent::RemoveRange(_) => ChangeKind::Tombstone,
         };
         self.items.push(ChangeItem { key, fingerprint, seq, kind, value: from..self.buffer.len() });
     }
@@ -134,11 +136,31 @@ pub(crate) struct ChangeSource<'a> {
 
 /// Drops the superseded versions that no view needs, and collects their blobs.
 pub(crate) struct VersionFilter<'a> {
-    pub(crate) views: &'a Views,
-    pub(crate) dead_blobs: &'a mut Vec<(Seq, u64)>,
+    views: &'a Views,
+    /// Range tombstones that hide versions.
+    ranges: Option<(&'a RangeTombstones, &'a Guard)>,
+    dead_blobs: &'a mut Vec<(Seq, u64)>,
 }
 
-impl VersionFilter<'_> {
+impl<'a> VersionFilter<'a> {
+    pub(crate) fn new(inputs: &PlanInputs<'a>, dead_blobs: &'a mut Vec<(Seq, u64)>) -> VersionFilter<'a> {
+        let ranges = inputs.ranges.map(|ranges| (ranges, inputs.guard));
+        VersionFilter { views: inputs.views, ranges, dead_blobs }
+    }
+
+    /// Adds a tombstone for each range tombstone that covers the key of `versions`.
+    fn add_removals(&self, versions: &mut SmallVec<[FingerprintedPair<'_>; 4]>) {
+        let Some((ranges, guard)) = self.ranges else { return };
+        let Some(first) = versions.first().copied() else { return };
+        let Some(piece) = ranges.piece_of(first.pair.key, guard) else { return };
+        versions.extend(piece.seqs.iter().map(|seq| FingerprintedPair {
+            pair: StoredPair { seq: *seq, content: RecordContent::Remove, ..first.pair },
+            ..first
+        }));
+        versions.sort_by_key(|version| std::cmp::Reverse(version.pair.seq)); // a put stays first
+        versions.dedup_by_key(|version| version.pair.seq);
+    }
+
     /// Appends the versions of one key that must stay to `out`. `versions` are in descending order
     /// of numbers.
     fn filter<'p>(&mut self, versions: &[FingerprintedPair<'p>], out: &mut Vec<FingerprintedPair<'p>>) {
@@ -240,7 +262,7 @@ impl FlexEngine {
             let from = batch.buffer.len();
             batch.buffer.extend_from_slice(entry.key());
             let key = from..batch.buffer.len();
-            for MemtableVersion { word, seq } in entry.versions() {
+            for MemtableVersion { word, seq } in memtable.all_versions(*place, guard) {
                 if died.is_some_and(|died| died <= seq) {
                     continue; // already taken
                 }
@@ -297,6 +319,7 @@ pub(crate) fn merge<'p>(
             versions.sort_by_key(|version| std::cmp::Reverse(version.pair.seq));
             versions.dedup_by_key(|version| version.pair.seq);
         }
+        keeper.add_removals(&mut versions);
         keeper.filter(&versions, &mut out);
     }
 }

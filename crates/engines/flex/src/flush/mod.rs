@@ -11,6 +11,7 @@
 pub(crate) mod changes;
 mod interval_lookup;
 pub(crate) mod plan;
+pub(crate) mod range_removal;
 pub(crate) mod scan_cost;
 mod sweep;
 pub(crate) mod value_prefetch;
@@ -68,8 +69,13 @@ impl FlexEngine {
             table.open(&self.interval_cache.context, self.id, true)?;
             table.prefix = Arc::new(frozen.prefix(guard));
         }
-        let last = self.flush_some(&mut table, state, frozen, views, guard)?;
-        let is_done = last.is_none();
+        let removes =
+            table.progress.is_none() && self.remove_ranges_step(&mut table, state, frozen, views, guard)?;
+        let last = match removes {
+            true => None,
+            false => self.flush_some(&mut table, state, frozen, views, guard)?,
+        };
+        let is_done = last.is_none() && !removes;
         table.progress = last;
         if is_done {
             table.value_prefetch.clear();
@@ -164,7 +170,7 @@ impl FlexEngine {
                 (&mut batch, &mut table.value_prefetch),
                 &mut plan,
             )?;
-            let now = PlanInputs { index: &state.index, batch: &batch, views, guard };
+            let now = PlanInputs { index: &state.index, batch: &batch, views, ranges: None, guard };
             let planned = self.plan(&now, &mut plan)?;
             if planned < batch.len() {
                 last = Some(batch.key(planned - 1).to_vec());

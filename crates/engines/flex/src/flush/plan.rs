@@ -29,6 +29,7 @@ use std::ops::Range;
 
 use sheaf_engine::keys::shortest_separator;
 use sheaf_engine::memtable::prefix::Separator;
+use sheaf_engine::memtable::range_tombstones::RangeTombstones;
 use sheaf_engine::views::Views;
 use sheaf_flexspace::tree::TreeEntry;
 use sheaf_log::record::RecordContent;
@@ -51,6 +52,8 @@ pub(crate) struct PlanInputs<'a> {
     pub(crate) index: &'a SparseIndex,
     pub(crate) batch: &'a ChangeBatch,
     pub(crate) views: &'a Views,
+    /// Range tombstones that hide versions of the intervals.
+    pub(crate) ranges: Option<&'a RangeTombstones>,
     pub(crate) guard: &'a Guard,
 }
 
@@ -95,7 +98,7 @@ impl IntervalGroup {
     ) -> Vec<FingerprintedPair<'p>> {
         let blocks: SmallVec<[&Block; 2]> = self.blocks.iter().map(|block| &**block).collect();
         let changes = self.changes.clone().map(|at| inputs.batch.fingerprinted_pair(at));
-        merge(&blocks, changes, &mut VersionFilter { views: inputs.views, dead_blobs: dead })
+        merge(&blocks, changes, &mut VersionFilter::new(inputs, dead))
     }
 
     /// Adds a neighbour behind the others, with the changes up to `end`. Only the versions of the
@@ -103,11 +106,7 @@ impl IntervalGroup {
     fn push(&mut self, inputs: &PlanInputs<'_>, next: TreeEntry<Interval>, block: BlockRef, end: usize) {
         let changes = (self.changes.end..end).map(|at| inputs.batch.fingerprinted_pair(at));
         let dead = &mut Vec::new(); // counted when all is merged
-        let stays = count_and_bytes(&merge(
-            &[&block],
-            changes,
-            &mut VersionFilter { views: inputs.views, dead_blobs: dead },
-        ));
+        let stays = count_and_bytes(&merge(&[&block], changes, &mut VersionFilter::new(inputs, dead)));
         self.kept_sizes = [self.kept_sizes[0] + stays[0], self.kept_sizes[1] + stays[1]];
         self.changes.end = end;
         self.blocks.push(block);
@@ -125,6 +124,14 @@ impl IntervalGroup {
             .into_iter()
             .chain(changed)
             .min_by(|a, b| order(a).cmp(&order(b)))
+            .map(|known| match inputs.ranges {
+                // A range tombstone hides the version, which nothing needs.
+                Some(_) => FingerprintedPair {
+                    pair: StoredPair { content: RecordContent::Remove, ..known.pair },
+                    ..known
+                },
+                None => known,
+            })
             .filter(|known| known.pair.is_tombstone())
     }
 
@@ -202,7 +209,7 @@ impl FlexEngine {
         last: Option<(&TreeEntry<Interval>, &[u8])>,
         plan: &mut IntervalPlan,
     ) -> usize {
-        let keeper = &mut VersionFilter { views: inputs.views, dead_blobs: &mut plan.dead_blobs };
+        let keeper = &mut VersionFilter::new(inputs, &mut plan.dead_blobs);
         let merged = merge(&[], changes.clone().map(|at| inputs.batch.fingerprinted_pair(at)), keeper);
         let planned_intervals = self.split_into_intervals(&merged, last.map(|(_, key)| key), &mut plan.bytes);
         if !planned_intervals.is_empty() {

@@ -81,7 +81,7 @@ impl FlexEngine {
         let guard = &epoch::pin();
         let index = &self.state(guard).index;
         let batch = &ChangeBatch::default();
-        let now = PlanInputs { index, batch, views, guard };
+        let now = PlanInputs { index, batch, views, ranges: None, guard };
         let mut plan = IntervalPlan::default();
         let start = index.find(from).map_or(0, |entry| entry.start);
         let mut next = None;

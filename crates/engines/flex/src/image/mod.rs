@@ -62,7 +62,7 @@ impl RetainedValue {
         match content {
             RecordContent::Put(value) => RetainedValue::Put(value.to_vec()),
             RecordContent::Blob(blob) => RetainedValue::Blob(encode_blob_ref(blob)),
-            RecordContent::Remove => RetainedValue::Removed,
+            RecordContent::Remove | RecordContent::RemoveRange(_) => RetainedValue::Removed,
         }
     }
 
@@ -142,7 +142,7 @@ impl FlexEngine {
                 state.memtables.active.find(self.interval_cache.hash(entry.key()), entry.key(), guard);
             let mut died = newer.map(|newer| newer.newest().seq);
             let mut versions: Vec<(Seq, RetainedValue)> = Vec::new();
-            for MemtableVersion { word, seq } in entry.versions() {
+            for MemtableVersion { word, seq } in memtable.all_versions(place, guard) {
                 if died.is_some_and(|died| died <= seq) {
                     continue; // already taken
                 }

@@ -28,6 +28,7 @@ use sheaf_platform::sync::atomic::{AtomicU64, Ordering, fence};
 use sheaf_platform::sync::epoch::Guard;
 
 use crate::flush::changes::ChangeBatch;
+use crate::flush::range_removal::RangeProgress;
 use crate::flush::value_prefetch::ValuePrefetch;
 use crate::image::RetainedRecords;
 use crate::index::slot_state::SlotView;
@@ -149,6 +150,8 @@ pub(crate) struct IntervalTable {
     pub(crate) blobs: HashSet<u64>,
     /// The last key of the frozen memtable that was flushed.
     pub(crate) progress: Option<Vec<u8>>,
+    /// Progress of the removals of ranges (`flush/range_removal.rs`).
+    pub(crate) range_progress: RangeProgress,
     /// Key at which the sweep in progress continues (`flush/sweep.rs`).
     pub(crate) sweep: Option<Vec<u8>>,
     /// Records of a frozen memtable that stay in memory (`image/mod.rs`).
@@ -193,6 +196,7 @@ impl IntervalTable {
             min_mark: 0,
             blobs: HashSet::new(),
             progress: None,
+            range_progress: RangeProgress::default(),
             sweep: None,
             retained: RetainedRecords::default(),
             views: Views::default(),
@@ -508,7 +512,7 @@ impl IntervalTable {
     pub(crate) fn reset(&mut self) {
         (self.tree, self.progress, self.retained) =
             (ShiftTree::new(Interval::NONE), None, RetainedRecords::default());
-        self.sweep = None;
+        (self.sweep, self.range_progress) = (None, RangeProgress::default());
         (self.blobs, self.spare_buffers) = (HashSet::new(), Default::default());
         // Readers may hold buffers of the old account for a while.
         self.space_memory = Arc::new(Memory::new(u64::MAX));

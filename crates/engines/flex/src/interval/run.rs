@@ -92,7 +92,7 @@ impl<'a> StoredPair<'a> {
         match self.content {
             RecordContent::Put(value) => (KIND_PUT, value.len()),
             RecordContent::Blob(_) => (KIND_BLOB, 16),
-            RecordContent::Remove => (KIND_TOMBSTONE, 0),
+            RecordContent::Remove | RecordContent::RemoveRange(_) => (KIND_TOMBSTONE, 0),
         }
     }
 
@@ -124,7 +124,7 @@ impl<'a> StoredPair<'a> {
         match self.content {
             RecordContent::Put(value) => out.extend_from_slice(value),
             RecordContent::Blob(blob) => out.extend_from_slice(&encode_blob_ref(&blob)),
-            RecordContent::Remove => {}
+            RecordContent::Remove | RecordContent::RemoveRange(_) => {}
         }
     }
 

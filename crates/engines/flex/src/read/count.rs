@@ -6,6 +6,7 @@
 
 use std::ops::Bound;
 
+use sheaf_engine::memtable::MemtableVersion;
 use sheaf_engine::memtable::removed_ranges::SkipTarget;
 use sheaf_flexspace::tree::TreeEntry;
 use sheaf_log::types::Seq;
@@ -55,7 +56,7 @@ impl FlexEngine {
         let first = state.index.find(low).map_or(0, |entry| entry.start);
         let mut entries = state.index.tree.range(first).peekable();
         if entries.peek().is_none() {
-            return Ok((count_merged(&mut sources, None, (low, None), most, guard), None));
+            return Ok((count_merged(state, &mut sources, None, (low, None), most, guard), None));
         }
         let mut total = 0;
         for _ in 0..INTERVALS_PER_GUARD {
@@ -79,20 +80,22 @@ impl FlexEngine {
         let is_within = |key: &[u8]| separator.is_none_or(|separator| key < separator);
         // The interval may have been merged with its predecessor, which was counted.
         let is_whole = state.index.separator_bytes(&entry.item)[..] >= *low;
-        if is_whole && !sources.iter().any(|source| source.key().is_some_and(is_within)) {
+        let is_removed = || state.memtables.has_ranges_in(low, separator, Seq::LATEST, guard);
+        if is_whole && !is_removed() && !sources.iter().any(|source| source.key().is_some_and(is_within)) {
             let live = self.interval_cache.slots.get(entry.item.slot).interval_counts().live;
             if live != UNKNOWN_LIVE {
                 return Ok(u64::from(live));
             }
         }
         let block = state.index.block(entry, &self.interval_cache, guard)?;
-        Ok(count_merged(sources, Some(&block), (low, separator), most, guard))
+        Ok(count_merged(state, sources, Some(&block), (low, separator), most, guard))
     }
 }
 
 /// Counts keys from `low` on and before `separator` that have a value in memtables or the block; at
 /// most `most`.
 fn count_merged(
+    state: &EngineState,
     sources: &mut [MergeSource<'_>],
     block: Option<&Block>,
     (low, separator): (&[u8], Option<&[u8]>),
@@ -111,14 +114,17 @@ fn count_merged(
         let mut live = None;
         for source in sources.iter_mut().filter(|source| source.key() == Some(key)) {
             let entry = source.memtable.entry(source.input.places[source.input.next]);
-            live.get_or_insert(!entry.newest().word.is_tombstone());
+            let MemtableVersion { word, seq } = entry.newest();
+            live.get_or_insert((!word.is_tombstone()).then_some(seq));
             source.advance(true, guard);
         }
         if let Some(block) = block.filter(|_| stored == Some(key)) {
-            live.get_or_insert(!block.pair(slot).is_tombstone());
+            let pair = block.pair(slot);
+            live.get_or_insert((!pair.is_tombstone()).then_some(pair.seq));
             slot = block.end_of_key(slot);
         }
-        count += u64::from(live == Some(true));
+        let is_hidden = |seq: Seq| state.memtables.range_seq(key, Seq::LATEST, guard) > seq;
+        count += u64::from(live.flatten().is_some_and(|seq| !is_hidden(seq)));
     }
     count
 }

@@ -35,7 +35,7 @@ use crate::engine::FlexEngine;
 use crate::index::{EngineState, Interval, SparseIndex};
 use crate::interval::block::{Block, BlockRef};
 use crate::read::merge_inputs::{MergeInput, MergeSource};
-use crate::read::merged_pairs::{MergedItem, MergedPairs};
+use crate::read::merged_pairs::{MergedItem, MergedPairs, RangeFilter};
 use crate::read::read_ahead::{IntervalReadAhead, prefetch_first};
 
 /// A cursor over a keyspace at one view.
@@ -344,8 +344,11 @@ impl CursorState {
                 start..if is_known { block.len() } else { end_slot(block, from) }
             }
         };
+        let removals = self.range_filter(state, from, rest.as_ref(), forward, guard);
+        let removals = (removals.as_ref(), guard);
         let cut =
-            match self.merge_interval(engine, &mut sources, (block, slots), rest.as_ref(), forward, guard) {
+            match self.merge_interval(engine, &mut sources, (block, slots), rest.as_ref(), forward, removals)
+            {
                 Ok(cut) => cut,
                 Err(error) => {
                     self.clear_lookahead();
@@ -356,6 +359,30 @@ impl CursorState {
         self.inputs = sources.into_iter().map(|source| source.input).collect();
         self.block = held.map(|held| held.keep());
         Ok(self.next_position(cut, rest))
+    }
+
+    /// Returns the range tombstones that may hide keys between two positions of the scan.
+    fn range_filter<'s>(
+        &self,
+        state: &'s EngineState,
+        from: Bound<&[u8]>,
+        rest: Option<&Bound<Vec<u8>>>,
+        forward: bool,
+        guard: &'s Guard,
+    ) -> Option<RangeFilter<'s>> {
+        if !state.memtables.has_ranges() {
+            return None;
+        }
+        let rest = rest.map_or(Bound::Unbounded, borrow_bound);
+        let (low, high) = if forward { (from, rest) } else { (rest, from) };
+        let low = match low {
+            Bound::Included(low) | Bound::Excluded(low) => low,
+            Bound::Unbounded => &[],
+        };
+        let high = if let Bound::Excluded(high) | Bound::Included(high) = high { Some(high) } else { None };
+        // The end of a backward scan may be in the interval itself.
+        let high = high.filter(|_| forward);
+        RangeFilter::new(&state.memtables, (low, high), self.at, guard)
     }
 
     /// Returns the bound at which the scan continues after an interval that ended by `cut`; `rest`
@@ -408,12 +435,13 @@ impl CursorState {
         (block, mut slots): (Option<&Block>, Range<usize>),
         rest: Option<&Bound<Vec<u8>>>,
         forward: bool,
-        guard: &Guard,
+        (removals, guard): (Option<&RangeFilter<'_>>, &Guard),
     ) -> Result<IntervalOutcome> {
         self.merged.clear();
         let mut next = next_key(sources, forward).filter(|key| self.is_within(key, rest, forward));
         if let Some(block) = block
             && next.is_none()
+            && removals.is_none()
             && block.is_visible_as_stored(self.at)
         {
             if block.live() == 0 {
@@ -430,7 +458,7 @@ impl CursorState {
             if let Some(block) = block {
                 versions = block.versions(key, slots.clone());
                 let passed = if forward { slots.start..versions.start } else { versions.end..slots.end };
-                self.merged.take_slots(block, passed, forward);
+                self.merged.take_slots(block, passed, forward, removals);
                 slots = if forward { versions.end..slots.end } else { slots.start..versions.start };
             }
             // The batch contains everything before `key`, so the scan continues with it.
@@ -442,7 +470,8 @@ impl CursorState {
                 return Ok(cut);
             }
             let shown = self.merged.len();
-            if let Err(error) = self.merged.take_key(engine, key, sources, (block, versions), forward, guard)
+            let decide = (removals, guard);
+            if let Err(error) = self.merged.take_key(engine, key, sources, (block, versions), forward, decide)
             {
                 self.remaining = Some(Bound::Excluded(key.to_vec())); // only this record is damaged
                 return Err(error);
@@ -453,7 +482,7 @@ impl CursorState {
             next = next_key(sources, forward).filter(|key| self.is_within(key, rest, forward));
         }
         if let Some(block) = block {
-            self.merged.take_slots(block, slots.clone(), forward);
+            self.merged.take_slots(block, slots.clone(), forward, removals);
             if self.merged.is_empty() {
                 self.record_skipped_slots(engine, block, slots);
             }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use sheaf_engine::contract::Projection;
-use sheaf_engine::memtable::{decode_blob_ref, encode_blob_ref};
+use sheaf_engine::memtable::{Memtables, decode_blob_ref, encode_blob_ref};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
@@ -36,6 +36,31 @@ pub(crate) enum MergedItem {
 /// Returns the item of a slot of the block.
 fn block_item(slot: usize) -> MergedItem {
     MergedItem::Block(u32::try_from(slot).unwrap_or(u32::MAX))
+}
+
+/// Range tombstones that hide versions from a view.
+pub(crate) struct RangeFilter<'a> {
+    memtables: &'a Memtables,
+    at: Seq,
+    guard: &'a Guard,
+}
+
+impl<'a> RangeFilter<'a> {
+    /// Returns the tombstones that may cover a key from `low` on and before `high`, if there are
+    /// any.
+    pub(crate) fn new(
+        memtables: &'a Memtables,
+        (low, high): (&[u8], Option<&[u8]>),
+        at: Seq,
+        guard: &'a Guard,
+    ) -> Option<RangeFilter<'a>> {
+        memtables.has_ranges_in(low, high, at, guard).then_some(RangeFilter { memtables, at, guard })
+    }
+
+    /// Returns true if a tombstone hides the version of commit `seq`.
+    pub(crate) fn hides(&self, key: &[u8], seq: Seq) -> bool {
+        self.memtables.range_seq(key, self.at, self.guard) > seq
+    }
 }
 
 /// The pairs of an interval that a view shows.
@@ -100,9 +125,15 @@ impl MergedPairs {
 
     /// Takes the pairs that the view shows from slots of the block. No other source may have their
     /// keys.
-    pub(crate) fn take_slots(&mut self, block: &Block, slots: Range<usize>, forward: bool) {
+    pub(crate) fn take_slots(
+        &mut self,
+        block: &Block,
+        slots: Range<usize>,
+        forward: bool,
+        removals: Option<&RangeFilter<'_>>,
+    ) {
         let first = self.items.len();
-        if block.is_visible_as_stored(self.at) {
+        if removals.is_none() && block.is_visible_as_stored(self.at) {
             self.items.extend(slots.filter(|slot| !block.is_hidden(*slot)).map(block_item));
         } else {
             let mut decided = None;
@@ -110,7 +141,9 @@ impl MergedPairs {
                 let pair = block.pair(slot);
                 if pair.seq <= self.at && decided != Some(pair.key) {
                     decided = Some(pair.key);
-                    self.take_slot(slot, &pair);
+                    if removals.is_none_or(|removals| !removals.hides(pair.key, pair.seq)) {
+                        self.take_slot(slot, &pair);
+                    }
                 }
             }
         }
@@ -128,7 +161,7 @@ impl MergedPairs {
         sources: &mut [MergeSource<'_>],
         (block, slots): (Option<&Block>, Range<usize>),
         forward: bool,
-        guard: &Guard,
+        (removals, guard): (Option<&RangeFilter<'_>>, &Guard),
     ) -> Result<()> {
         let mut is_decided = false;
         for source in sources.iter_mut().filter(|source| source.key() == Some(key)) {
@@ -141,7 +174,8 @@ impl MergedPairs {
             }
             let Some(version) = entry.at(self.at) else { continue };
             is_decided = true;
-            if version.word.is_tombstone() {
+            let is_hidden = removals.is_some_and(|removals| removals.hides(key, version.seq));
+            if version.word.is_tombstone() || is_hidden {
                 continue;
             }
             memtable.content(version.word, &engine.interval_cache.context, guard, |content| {
@@ -150,7 +184,7 @@ impl MergedPairs {
             })?;
         }
         if let Some(block) = block.filter(|_| !is_decided) {
-            self.take_slots(block, slots, true);
+            self.take_slots(block, slots, true, removals);
         }
         Ok(())
     }
@@ -160,7 +194,7 @@ impl MergedPairs {
         match pair.content {
             RecordContent::Put(_) => self.items.push(block_item(slot)),
             RecordContent::Blob(_) => self.copy(pair.key, &pair.content),
-            RecordContent::Remove => {}
+            RecordContent::Remove | RecordContent::RemoveRange(_) => {}
         }
     }
 

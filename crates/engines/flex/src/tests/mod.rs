@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use sheaf_engine::context::{EngineContext, EngineDir};
 use sheaf_engine::contract::{
-    Bounds, Engine, EngineCheckpoint, EnginePressure, EngineReads, ImageSink, Projection,
+    Action, Bounds, Engine, EngineCheckpoint, EngineCommits, EngineOp, EnginePressure, EngineReads,
+    ImageSink, Projection,
 };
 use sheaf_engine::memtable::MemtableVersion;
 use sheaf_engine::views::Views;
@@ -23,6 +24,7 @@ mod checkpoint_bytes;
 mod fingerprints;
 #[cfg(shuttle)]
 mod interleavings;
+mod range_tombstones;
 mod removed_ranges;
 
 /// A sink for an image that is never read.
@@ -79,6 +81,12 @@ impl TestKeyspace {
         if !matches!(content, RecordContent::Remove) {
             engine.removed_ranges.put(key);
         }
+    }
+
+    fn remove_range(&mut self, first: &[u8], end: Option<&[u8]>) {
+        self.newest = Seq(self.newest.0 + 1);
+        let op = EngineOp::new(first, Action::RemoveRange(end));
+        self.engine.apply(self.newest, &op, &self.views);
     }
 
     fn put(&mut self, key: &[u8]) {

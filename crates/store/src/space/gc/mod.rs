@@ -40,7 +40,7 @@ pub(crate) use self::survivors::{Survivor, SurvivorBuffer};
 use crate::maintenance::idle::MaintenanceMode;
 use crate::maintenance::threads::{PassOutcome, PoisonOnPanic};
 use crate::space::log::LogState;
-use crate::space::root_writer::{PendingFree, RootState, SurvivorTails};
+use crate::space::root_writer::{RootState, SurvivorTails};
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::{HashedKey, Liveness};
 use sheaf_log::frame::FrameKind;
@@ -195,8 +195,7 @@ impl Store {
         let has_unsynced = m.survivors.iter().flatten().any(|tails| !tails.unsynced.is_empty());
         assert!(!has_unsynced, "gc (I4): survivors are durable before their victims leave ROOT");
         for victim in empty {
-            log.segments.lock().remove(&victim.id());
-            m.retire(PendingFree::Segment(log.id, victim));
+            self.collect_segment(&mut m, log, victim);
         }
         self.write_root(&mut m, false)?;
         outcome.add(Ok(true));

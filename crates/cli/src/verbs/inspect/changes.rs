@@ -1,0 +1,141 @@
+//! # `changes`: prints the change feed, one change per line
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::time::UNIX_EPOCH;
+
+use clap::Args;
+use serde_json::{Value as Json, json};
+use sheaf::{Change, ChangeKind, ChangePosition, CommittedChanges};
+
+use crate::args::DatabaseArgs;
+use crate::failure::Result;
+use crate::open::decode_argument;
+use crate::output::{NAME, on_stdout, stdout};
+use crate::text_format::{self, escape, hex, parse_count};
+
+/// Arguments of `changes`.
+#[derive(Debug, Args)]
+pub(crate) struct ChangesArgs {
+    #[command(flatten)]
+    pub(crate) database_args: DatabaseArgs,
+    /// Position to start at, from the end of an earlier line `commit`; default: the oldest
+    #[arg(long, value_name = "POSITION")]
+    pub(crate) from: Option<ChangePosition>,
+    /// Keyspace; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) keyspace: Vec<String>,
+    /// Prefix of the keys; may be repeated
+    #[arg(long, value_name = "KEY")]
+    pub(crate) prefix: Vec<OsString>,
+    /// Maximum number of commits
+    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    pub(crate) limit: Option<usize>,
+    /// Read and print keys and values as hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// Print a JSON object per commit
+    #[arg(long, conflicts_with = "hex")]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &ChangesArgs) -> Result {
+    let db = args.database_args.open_read_only()?;
+    let from = match args.from {
+        Some(from) => from,
+        None => db.oldest_change()?,
+    };
+    let mut changes = db.changes(from)?;
+    for name in &args.keyspace {
+        changes = changes.keyspace(name);
+    }
+    for prefix in &args.prefix {
+        changes = changes.prefix(decode_argument(prefix, args.hex)?);
+    }
+    let mut out = stdout();
+    for _ in 0..args.limit.unwrap_or(usize::MAX) {
+        let Some(commit) = changes.try_next()? else { break };
+        match args.json {
+            true => writeln!(out, "{}", describe(&commit)?)?,
+            false => print(&commit, args, &mut out)?,
+        }
+    }
+    Ok(out.flush()?)
+}
+
+/// Returns the word for the kind of a change.
+fn word(kind: &ChangeKind) -> &'static str {
+    match kind {
+        ChangeKind::Put { .. } => "put",
+        ChangeKind::Removed { .. } => "removed",
+        ChangeKind::RangeRemoved { .. } => "range-removed",
+        ChangeKind::Expired { .. } => "expired",
+        ChangeKind::Created { .. } => "created",
+        ChangeKind::Cleared => "cleared",
+        ChangeKind::Loaded { .. } => "loaded",
+        ChangeKind::Converted { .. } => "converted",
+        ChangeKind::Dropped => "dropped",
+        _ => "other",
+    }
+}
+
+/// Returns the fields of a change after its kind: the key, the value and the time of expiry in
+/// milliseconds since 1970, if it has one; or the engine.
+fn fields(change: &Change) -> sheaf::Result<Vec<Vec<u8>>> {
+    Ok(match &change.kind {
+        ChangeKind::Put { key, value, expires_at } => {
+            let mut fields = vec![key.clone(), value.read()?];
+            let since = expires_at.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            fields.extend(since.map(|since| since.as_millis().to_string().into_bytes()));
+            fields
+        }
+        ChangeKind::Removed { key } | ChangeKind::Expired { key } => vec![key.clone()],
+        ChangeKind::RangeRemoved { start, end } => [start.clone()].into_iter().chain(end.clone()).collect(),
+        ChangeKind::Created { engine, .. }
+        | ChangeKind::Loaded { engine, .. }
+        | ChangeKind::Converted { engine, .. } => vec![engine.clone().into_bytes()],
+        _ => Vec::new(),
+    })
+}
+
+fn print(commit: &CommittedChanges, args: &ChangesArgs, out: &mut impl Write) -> Result {
+    let name = on_stdout(NAME);
+    let mut line = String::new();
+    for change in &commit.changes {
+        line.clear();
+        escape(change.keyspace.as_bytes(), &mut line);
+        let is_key = !matches!(
+            change.kind,
+            ChangeKind::Created { .. } | ChangeKind::Loaded { .. } | ChangeKind::Converted { .. }
+        );
+        for (at, field) in fields(change)?.into_iter().enumerate() {
+            line.push('\t');
+            match args.hex && is_key && at < 2 {
+                true => line.push_str(&hex(&field)),
+                false => escape(&field, &mut line),
+            }
+        }
+        writeln!(out, "{name}{}{name:#}\t{line}", word(&change.kind))?;
+    }
+    Ok(writeln!(out, "{name}commit{name:#}\t{}", commit.position)?)
+}
+
+/// Returns a commit as JSON.
+fn describe(commit: &CommittedChanges) -> sheaf::Result<Json> {
+    let describe = |change: &Change| -> sheaf::Result<Json> {
+        let mut all = json!({ "keyspace": &*change.keyspace, "kind": word(&change.kind) });
+        let names: &[&str] = match &change.kind {
+            ChangeKind::Created { .. } | ChangeKind::Loaded { .. } | ChangeKind::Converted { .. } => {
+                &["engine"]
+            }
+            ChangeKind::RangeRemoved { .. } => &["start", "end"],
+            _ => &["key", "value", "expires_at_ms"],
+        };
+        for (name, field) in names.iter().zip(fields(change)?) {
+            all[*name] = text_format::json(&field);
+        }
+        Ok(all)
+    };
+    let changes = commit.changes.iter().map(describe).collect::<sheaf::Result<Vec<_>>>()?;
+    Ok(json!({ "position": commit.position.to_string(), "changes": changes }))
+}

@@ -1,0 +1,340 @@
+//! # Range removal: one commit that removes every key of a range
+//!
+//! One key in the range, a snapshot, and a crash at any time. The removal is one record, the *range
+//! tombstone*. Jobs are puts of the key, a compare-and-swap of it, a transaction that read it,
+//! and removals of the range.
+//!
+//! ## Picture
+//! ```text
+//!   put, swap:  [Read] ─> Take the stripe ─> Reserve ─> Apply to the memtable, complete
+//!   removal:    Take all stripes          ─> Reserve ─> Apply (tombstone), complete
+//!   memtable ── Freeze ──> frozen ── Flush ──> files       log: records since the last freeze
+//!   Crash ─> the log is replayed in any order ─> end
+//! ```
+//! A version is hidden if a tombstone of a higher seq, at most that of the view, covers its key.
+//!
+//! ## Invariants
+//! - I4: a swap and a transaction commit only on the version right before them in the commit order.
+//! - I6: while no commit is between its seq and its completion, the newest state has the last put,
+//!   unless a removal follows it. A snapshot sees the state at its seq. A replay restores both.
+//!
+//! ## Not modeled
+//! Bytes of the log, and several memtables that are frozen at once (`memtable_queue`).
+
+use crate::ProtocolRules;
+use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
+use stateright::{Model, Property};
+
+/// Work of one thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeJob {
+    /// Puts the key.
+    Put,
+    /// Puts the key if it still has the version that was read.
+    Swap,
+    /// Puts another key if the key in the range is unchanged since the snapshot that was read.
+    Transaction,
+    /// Removes the range.
+    Remove,
+}
+
+/// Model of range removals.
+#[derive(Clone, Debug)]
+pub struct RangeRemovalModel {
+    /// Active rules.
+    pub rules: ProtocolRules,
+    /// Jobs, one thread each.
+    pub jobs: Vec<RangeJob>,
+}
+
+/// Record of a commit: its seq, and whether it is a range tombstone.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+struct Record {
+    seq: u8,
+    removes: bool,
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+enum JobPhase {
+    Idle,
+    /// A swap has read this version, or a transaction has read at this seq.
+    Read(u8),
+    /// Holds its stripes.
+    Holding(u8),
+    /// Has a seq.
+    Reserved(u8),
+    Done,
+}
+
+/// Threads, log, memtables, files and the snapshot.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct RangeRemovalState {
+    phases: Vec<JobPhase>,
+    /// Commits that change the key, in the order of seqs.
+    commits: Vec<Record>,
+    last: u8,
+    /// Records in the order in which they were applied.
+    active: Vec<Record>,
+    frozen: Option<Vec<Record>>,
+    /// Versions and tombstones of the key in files. A flush writes a tombstone only for a view.
+    files: Vec<Record>,
+    /// Seq up to which the log is freed.
+    freed: u8,
+    /// Last seq in the frozen memtable.
+    frozen_at: u8,
+    /// The snapshot, if there is one.
+    view: Option<u8>,
+    /// Seqs that were recorded as changes of the key, for transactions.
+    recorded: Vec<u8>,
+    /// Records that a replay has still to apply. `None` before the crash.
+    to_replay: Option<Vec<Record>>,
+    broken_invariant: Option<BrokenInvariant>,
+}
+
+/// Steps of the model. An index is that of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeRemovalAction {
+    /// A swap reads the key; a transaction takes its snapshot.
+    Read(usize),
+    /// Takes the stripes.
+    Take(usize),
+    /// Reserves a seq.
+    Reserve(usize),
+    /// Applies the record. The commit is complete.
+    Apply(usize),
+    /// A snapshot is registered.
+    TakeView,
+    /// The memtable is frozen. No commit is running.
+    Freeze,
+    /// The frozen memtable is moved to the files, and its part of the log is freed.
+    Flush,
+    /// The process is killed.
+    Crash,
+    /// Replays the record at this index of those that are left.
+    Replay(usize),
+}
+
+impl CheckedState for RangeRemovalState {
+    fn broken_invariant(&self) -> Option<BrokenInvariant> {
+        self.broken_invariant
+    }
+}
+
+/// Returns the version of the key that a view at `at` sees after the commits in `records`, in the
+/// order of seqs.
+fn expected(records: &[Record], at: u8) -> Option<u8> {
+    let last = records.iter().rev().find(|record| record.seq <= at)?;
+    (!last.removes).then_some(last.seq)
+}
+
+impl RangeRemovalState {
+    fn has_running_commit(&self) -> bool {
+        self.phases.iter().any(|phase| matches!(phase, JobPhase::Reserved(_)))
+    }
+
+    fn has_stripe_holder(&self) -> bool {
+        self.phases.iter().any(|phase| matches!(phase, JobPhase::Holding(_) | JobPhase::Reserved(_)))
+    }
+
+    /// Returns the version that a reader at `at` finds.
+    fn find(&self, at: u8, compares: bool) -> Option<u8> {
+        let frozen = self.frozen.iter().flatten();
+        let all: Vec<Record> = self.files.iter().chain(frozen).chain(&self.active).copied().collect();
+        let seen = || all.iter().filter(|record| record.seq <= at);
+        if !compares {
+            // The record that was applied last decides.
+            return seen().next_back().filter(|record| !record.removes).map(|record| record.seq);
+        }
+        let newest =
+            |removes| seen().filter(|record| record.removes == removes).map(|record| record.seq).max();
+        newest(false).filter(|put| newest(true).is_none_or(|tombstone| tombstone < *put))
+    }
+}
+
+impl Model for RangeRemovalModel {
+    type State = RangeRemovalState;
+    type Action = RangeRemovalAction;
+
+    fn init_states(&self) -> Vec<RangeRemovalState> {
+        // The files have a version of the key.
+        let first = Record { seq: 1, removes: false };
+        vec![RangeRemovalState {
+            phases: vec![JobPhase::Idle; self.jobs.len()],
+            commits: vec![first],
+            last: 1,
+            active: Vec::new(),
+            frozen: None,
+            files: vec![first],
+            freed: 1,
+            frozen_at: 1,
+            view: None,
+            recorded: Vec::new(),
+            to_replay: None,
+            broken_invariant: None,
+        }]
+    }
+
+    fn actions(&self, state: &RangeRemovalState, actions: &mut Vec<RangeRemovalAction>) {
+        if state.broken_invariant.is_some() {
+            return;
+        }
+        if let Some(left) = &state.to_replay {
+            actions.extend((0..left.len()).map(RangeRemovalAction::Replay));
+            return;
+        }
+        for (who, phase) in state.phases.iter().enumerate() {
+            let reads = matches!(self.jobs[who], RangeJob::Swap | RangeJob::Transaction);
+            match phase {
+                JobPhase::Idle if reads && !state.has_running_commit() => {
+                    actions.push(RangeRemovalAction::Read(who));
+                }
+                JobPhase::Idle if reads => {}
+                JobPhase::Idle | JobPhase::Read(_) if self.may_take(state, who) => {
+                    actions.push(RangeRemovalAction::Take(who));
+                }
+                JobPhase::Holding(_) => actions.push(RangeRemovalAction::Reserve(who)),
+                JobPhase::Reserved(_) => actions.push(RangeRemovalAction::Apply(who)),
+                JobPhase::Idle | JobPhase::Read(_) | JobPhase::Done => {}
+            }
+        }
+        if !state.has_stripe_holder() {
+            if state.view.is_none() {
+                actions.push(RangeRemovalAction::TakeView);
+            }
+            if state.frozen.is_none() && !state.active.is_empty() {
+                actions.push(RangeRemovalAction::Freeze);
+            }
+            actions.push(RangeRemovalAction::Crash);
+        }
+        if state.frozen.is_some() {
+            actions.push(RangeRemovalAction::Flush);
+        }
+    }
+
+    fn next_state(&self, state: &RangeRemovalState, action: RangeRemovalAction) -> Option<RangeRemovalState> {
+        let mut next = state.clone();
+        self.step(&mut next, action);
+        if next.broken_invariant.is_none() && !self.is_sound(&next) {
+            next.broken_invariant = Some(BrokenInvariant::Index);
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        no_broken_invariant()
+    }
+}
+
+impl RangeRemovalModel {
+    /// Returns whether a job finds its stripes free. A removal without the rule takes the stripe of
+    /// another key, the start of its range. A transaction closes the window, which excludes all.
+    fn may_take(&self, state: &RangeRemovalState, who: usize) -> bool {
+        let takes_all = self.rules.range_removals_take_all_stripes;
+        let holds = |phase: &JobPhase| matches!(phase, JobPhase::Holding(_) | JobPhase::Reserved(_));
+        let conflicts = |(other, phase): (usize, &JobPhase)| {
+            let is_apart = |who: usize| !takes_all && self.jobs[who] == RangeJob::Remove;
+            let closes = |who: usize| self.jobs[who] == RangeJob::Transaction;
+            holds(phase) && (closes(who) || closes(other) || (!is_apart(who) && !is_apart(other)))
+        };
+        !state.phases.iter().enumerate().any(conflicts)
+    }
+
+    fn is_sound(&self, state: &RangeRemovalState) -> bool {
+        if state.has_running_commit() || state.to_replay.as_ref().is_some_and(|left| !left.is_empty()) {
+            return true;
+        }
+        // A view does not survive a crash.
+        let view = state.view.filter(|_| state.to_replay.is_none());
+        [Some(u8::MAX), view].into_iter().flatten().all(|at| {
+            state.find(at, self.rules.range_tombstones_hide_lower_seqs) == expected(&state.commits, at)
+        })
+    }
+
+    fn step(&self, state: &mut RangeRemovalState, action: RangeRemovalAction) {
+        match action {
+            RangeRemovalAction::Read(who) => {
+                let seen = match self.jobs[who] {
+                    RangeJob::Transaction => state.last,
+                    _ => expected(&state.commits, u8::MAX).unwrap_or(0),
+                };
+                state.phases[who] = JobPhase::Read(seen);
+            }
+            RangeRemovalAction::Take(who) => {
+                let seen = if let JobPhase::Read(seen) = state.phases[who] { seen } else { 0 };
+                let newest = state.find(u8::MAX, true).unwrap_or(0);
+                let is_stale = match self.jobs[who] {
+                    RangeJob::Swap => newest != seen,
+                    RangeJob::Transaction => state.recorded.iter().any(|seq| *seq > seen),
+                    RangeJob::Put | RangeJob::Remove => false,
+                };
+                state.phases[who] = if is_stale { JobPhase::Done } else { JobPhase::Holding(seen) };
+            }
+            RangeRemovalAction::Reserve(who) => self.reserve(state, who),
+            RangeRemovalAction::Apply(who) => {
+                if let JobPhase::Reserved(seq) = state.phases[who]
+                    && let Some(record) = state.commits.iter().find(|record| record.seq == seq)
+                {
+                    state.active.push(*record);
+                    if !record.removes || self.rules.range_removals_record_their_range {
+                        state.recorded.push(seq); // without the rule: only the start of the range
+                    }
+                }
+                state.phases[who] = JobPhase::Done;
+            }
+            RangeRemovalAction::TakeView => state.view = Some(state.last),
+            RangeRemovalAction::Freeze => {
+                state.frozen = Some(std::mem::take(&mut state.active));
+                state.frozen_at = state.last;
+            }
+            RangeRemovalAction::Flush => self.flush(state),
+            RangeRemovalAction::Crash => {
+                let is_logged = |record: &&Record| record.seq > state.freed;
+                state.to_replay = Some(state.commits.iter().filter(is_logged).copied().collect());
+                (state.active, state.frozen) = (Vec::new(), None);
+            }
+            RangeRemovalAction::Replay(index) => {
+                if let Some(left) = &mut state.to_replay {
+                    let record = left.remove(index);
+                    state.active.push(record);
+                }
+            }
+        }
+    }
+
+    fn reserve(&self, state: &mut RangeRemovalState, who: usize) {
+        let JobPhase::Holding(seen) = state.phases[who] else { return };
+        let newest = state.commits.last().map_or(0, |record| record.seq);
+        let is_missed = match self.jobs[who] {
+            RangeJob::Swap => expected(&state.commits, u8::MAX).unwrap_or(0) != seen,
+            RangeJob::Transaction => newest > seen,
+            RangeJob::Put | RangeJob::Remove => false,
+        };
+        if is_missed {
+            state.broken_invariant = Some(BrokenInvariant::UnexplainedRead);
+        }
+        state.last += 1;
+        if self.jobs[who] == RangeJob::Transaction {
+            state.phases[who] = JobPhase::Done; // its own key is not modeled
+            return;
+        }
+        let removes = self.jobs[who] == RangeJob::Remove;
+        state.commits.push(Record { seq: state.last, removes });
+        state.phases[who] = JobPhase::Reserved(state.last);
+    }
+
+    /// Moves the frozen memtable to the files. The range tombstone is dropped with the memtable.
+    fn flush(&self, state: &mut RangeRemovalState) {
+        let Some(frozen) = state.frozen.take() else { return };
+        let tombstone = frozen.iter().filter(|record| record.removes).map(|record| record.seq).max();
+        let tombstones: Vec<Record> = frozen.iter().filter(|record| record.removes).copied().collect();
+        state.files.extend(frozen.iter().filter(|record| !record.removes));
+        state.freed = state.frozen_at;
+        let Some(tombstone) = tombstone.filter(|_| self.rules.flushes_apply_range_tombstones) else { return };
+        let keeps = self.rules.flushes_keep_versions_of_views;
+        let view = state.view.filter(|view| *view < tombstone && keeps);
+        state.files.retain(|record| record.seq > tombstone || view.is_some());
+        if view.is_some() {
+            state.files.extend(tombstones); // a tombstone of each key that still has versions
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! # Lifetimes: the names of keyspaces at each commit
+//!
+//! A record has the number of its keyspace. A consumer of the feed needs the name, and only records
+//! between the commit that gave the keyspace its name and the one that removed it: earlier records
+//! are those of a conversion or a bulk load.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sheaf_log::root_changes::KeyspaceLifetime;
+use sheaf_log::types::{KeyspaceId, Seq};
+
+/// Dropped keyspaces that are remembered at most. More of them end the retention of older changes.
+pub(super) const MAX_DROPPED: usize = 4096;
+
+/// Lifetime of one keyspace.
+#[derive(Clone, Debug)]
+struct Lifetime {
+    name: Arc<str>,
+    has_expiry: bool,
+    created: Seq,
+    dropped: Seq,
+}
+
+/// Lifetimes of the live keyspaces, and of those that were dropped after the start of the feed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lifetimes(HashMap<KeyspaceId, Lifetime>);
+
+impl Lifetimes {
+    /// Returns the lifetimes in ROOT.
+    pub(crate) fn from_root(keyspaces: &[KeyspaceLifetime]) -> Lifetimes {
+        let entry = |k: &KeyspaceLifetime| {
+            let (name, has_expiry) = (k.name.as_str().into(), k.has_expiry);
+            (k.id, Lifetime { name, has_expiry, created: k.created, dropped: k.dropped })
+        };
+        Lifetimes(keyspaces.iter().map(entry).collect())
+    }
+
+    /// Adds a keyspace, if it is not known.
+    pub(crate) fn add(&mut self, id: KeyspaceId, name: &str, has_expiry: bool, created: Seq) {
+        let lifetime = || Lifetime { name: name.into(), has_expiry, created, dropped: Seq::LATEST };
+        self.0.entry(id).or_insert_with(lifetime);
+    }
+
+    /// Ends the lifetime of the keyspace with this name at commit `seq`.
+    pub(crate) fn end(&mut self, name: &str, seq: Seq) {
+        let mut live = self.0.values_mut().filter(|k| k.dropped == Seq::LATEST && k.created < seq);
+        if let Some(found) = live.find(|k| *k.name == *name) {
+            found.dropped = seq;
+        }
+    }
+
+    /// Returns the name of the keyspace at commit `seq` and whether its pairs may expire, or `None`
+    /// if it had no name.
+    pub(super) fn at(&self, id: KeyspaceId, seq: Seq) -> Option<(&Arc<str>, bool)> {
+        let found = self.0.get(&id)?;
+        (found.created < seq && seq < found.dropped).then_some((&found.name, found.has_expiry))
+    }
+
+    /// Returns the lifetimes that ROOT must have with this floor and start.
+    pub(super) fn as_of(&self, floor: Seq, start: Seq) -> Vec<KeyspaceLifetime> {
+        let at_floor = |dropped: Seq| if dropped > floor { Seq::LATEST } else { dropped };
+        let is_needed =
+            |k: &&Lifetime| k.created <= floor && (k.created > start || at_floor(k.dropped) != Seq::LATEST);
+        let mut found: Vec<_> = self
+            .0
+            .iter()
+            .filter(|(_, k)| is_needed(k))
+            .map(|(id, k)| KeyspaceLifetime {
+                id: *id,
+                name: k.name.to_string(),
+                has_expiry: k.has_expiry,
+                created: k.created,
+                dropped: at_floor(k.dropped),
+            })
+            .collect();
+        found.sort_by_key(|k| k.id);
+        found
+    }
+
+    /// Forgets the keyspaces that were dropped at or before `start`.
+    pub(super) fn forget(&mut self, start: Seq) {
+        self.0.retain(|_, k| k.dropped > start);
+    }
+
+    /// Returns whether a keyspace was dropped at or before `start`.
+    pub(super) fn has_dropped_before(&self, start: Seq) -> bool {
+        self.0.values().any(|k| k.dropped <= start)
+    }
+
+    /// Returns the start of the feed that leaves at most [`MAX_DROPPED`] dropped keyspaces.
+    pub(super) fn least_start(&self) -> Seq {
+        let mut dropped: Vec<Seq> =
+            self.0.values().map(|k| k.dropped).filter(|dropped| *dropped != Seq::LATEST).collect();
+        match dropped.len().checked_sub(MAX_DROPPED + 1) {
+            Some(at) => *dropped.select_nth_unstable(at).1,
+            None => Seq::ZERO,
+        }
+    }
+}

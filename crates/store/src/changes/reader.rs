@@ -1,0 +1,460 @@
+//! # Reader of the change feed
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::lifetimes::Lifetimes;
+use super::merge::{FeedFrame, FeedMerge};
+use super::position::ChangePosition;
+use super::signal::ChangeWakerKey;
+use crate::Store;
+use crate::expiry::header::{self, HEADER_BYTES};
+use crate::expiry::index::{hint_parts, is_hidden_name, owner_of_index};
+use crate::keyspace::catalog::{CatalogCause, decode_entry};
+use sheaf_log::blob::BlobRef;
+use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_platform::error::{Damage, Error, Result};
+
+/// Commits that the feed delivers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChangeBound {
+    /// Commits that survive a power failure.
+    #[default]
+    Durable = 0,
+    /// All visible commits.
+    Visible = 1,
+}
+
+/// Value of a change.
+#[derive(Clone)]
+pub struct ChangeValue {
+    source: ValueSource,
+    /// Bytes in front of the value that are not part of it.
+    skip: usize,
+}
+
+#[derive(Clone)]
+enum ValueSource {
+    Inline(Vec<u8>),
+    Blob { store: Arc<Store>, blob: BlobRef, seq: Seq },
+}
+
+impl std::fmt::Debug for ChangeValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ChangeValue({} bytes)", self.len())
+    }
+}
+
+impl ChangeValue {
+    /// Returns the length of the value in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let stored = match &self.source {
+            ValueSource::Inline(bytes) => bytes.len(),
+            ValueSource::Blob { blob, .. } => blob.len as usize,
+        };
+        stored - self.skip
+    }
+
+    /// Returns true if the value has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns true if [`ChangeValue::read`] reads a file.
+    #[must_use]
+    pub fn is_stored_apart(&self) -> bool {
+        matches!(self.source, ValueSource::Blob { .. })
+    }
+
+    /// Returns the value. Reads and checks it, if it is stored apart from the logs.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::ChangesTooOld`] if the change is no longer retained, [`Error::Corrupt`] if
+    /// the value is damaged, [`Error::Closed`], and errors of reading the file.
+    pub fn read(&self) -> Result<Vec<u8>> {
+        match &self.source {
+            ValueSource::Inline(bytes) => Ok(bytes[self.skip..].to_vec()),
+            ValueSource::Blob { store, blob, seq } => {
+                store.check_open()?;
+                let read = store.context.blobs.read(blob);
+                // The blob may be freed, and its place reused, when the change is not retained.
+                store.check_available(Seq(seq.0.saturating_sub(1)))?;
+                let mut value = read?.ok_or_else(|| store.context.blobs.missing_error(blob))?;
+                value.drain(..self.skip);
+                Ok(value)
+            }
+        }
+    }
+
+    /// Returns the value if it needs no read.
+    #[must_use]
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        match &self.source {
+            ValueSource::Inline(bytes) => Some(&bytes[self.skip..]),
+            ValueSource::Blob { .. } => None,
+        }
+    }
+}
+
+/// Kind of a change.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ChangeKind {
+    /// A key got a value.
+    Put {
+        /// The key.
+        key: Vec<u8>,
+        /// The value.
+        value: ChangeValue,
+        /// Time at which the pair expires, if it has one.
+        expires_at: Option<SystemTime>,
+    },
+    /// A key was removed.
+    Removed {
+        /// The key.
+        key: Vec<u8>,
+    },
+    /// All keys of a range were removed by one record. An engine without range tombstones has a
+    /// [`ChangeKind::Removed`] for each key instead.
+    RangeRemoved {
+        /// First key of the range.
+        start: Vec<u8>,
+        /// End of the range, which is not in it; `None` if there is none.
+        end: Option<Vec<u8>>,
+    },
+    /// An expired pair was removed. Reads have treated it as absent since its time.
+    Expired {
+        /// The key.
+        key: Vec<u8>,
+    },
+    /// The keyspace was created.
+    Created {
+        /// Engine of the keyspace.
+        engine: String,
+        /// Options that differ from the defaults.
+        options: Vec<(String, u64)>,
+    },
+    /// All pairs of the keyspace were removed.
+    Cleared,
+    /// The content of the keyspace was replaced by a bulk load. Its pairs are not in the feed: the
+    /// consumer copies the keyspace from a snapshot.
+    Loaded {
+        /// Engine of the keyspace.
+        engine: String,
+        /// Options that differ from the defaults.
+        options: Vec<(String, u64)>,
+    },
+    /// The keyspace was moved to another engine or to other options. Its pairs are the same.
+    Converted {
+        /// New engine of the keyspace.
+        engine: String,
+        /// New options that differ from the defaults.
+        options: Vec<(String, u64)>,
+    },
+    /// The keyspace was dropped.
+    Dropped,
+}
+
+/// One change of a commit.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Name of the keyspace.
+    pub keyspace: Arc<str>,
+    /// The change.
+    pub kind: ChangeKind,
+}
+
+/// All changes of one commit.
+#[derive(Clone, Debug)]
+pub struct CommittedChanges {
+    /// Position after the commit.
+    pub position: ChangePosition,
+    /// The changes: those of each log in the order of the batch.
+    pub changes: Vec<Change>,
+}
+
+/// Reader of the change feed.
+#[derive(Debug)]
+pub struct ChangeReader {
+    store: Arc<Store>,
+    position: ChangePosition,
+    bound: ChangeBound,
+    /// The merge has all segments with commits up to this one.
+    known: Seq,
+    merge: FeedMerge,
+    lifetimes: Arc<Lifetimes>,
+}
+
+impl Store {
+    /// Returns a reader of the changes after `position`.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidArgument`] if the database retains no changes, or if `position` belongs to
+    ///   another database or to a commit that does not exist.
+    /// - [`Error::ChangesTooOld`] if the changes after `position` are no longer available.
+    /// - [`Error::Closed`] if the database is closed.
+    pub fn read_changes(self: &Arc<Store>, position: ChangePosition) -> Result<ChangeReader> {
+        self.check_open()?;
+        self.check_position(&position)?;
+        Ok(ChangeReader {
+            store: Arc::clone(self),
+            known: position.seq(),
+            position,
+            bound: ChangeBound::Durable,
+            merge: FeedMerge::default(),
+            lifetimes: Arc::default(),
+        })
+    }
+}
+
+impl ChangeReader {
+    /// Sets the commits that the reader delivers.
+    pub fn set_bound(&mut self, bound: ChangeBound) {
+        self.bound = bound;
+    }
+
+    /// Returns the position after the last commit that the reader has returned.
+    #[must_use]
+    pub fn position(&self) -> ChangePosition {
+        self.position
+    }
+
+    /// Returns the next commit, or `None` if there is none yet. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::ChangesTooOld`] if the reader was too slow, [`Error::Corrupt`] if a log is
+    /// damaged, [`Error::Closed`], and errors of reading the logs.
+    pub fn try_next(&mut self) -> Result<Option<CommittedChanges>> {
+        self.store.check_open()?;
+        match self.try_next_unchecked() {
+            Err(error) => {
+                // A segment that was freed cannot be read.
+                self.merge = FeedMerge::default();
+                self.known = self.position.seq();
+                self.store.check_available(self.position.seq())?;
+                Err(error)
+            }
+            found => found,
+        }
+    }
+
+    fn try_next_unchecked(&mut self) -> Result<Option<CommittedChanges>> {
+        loop {
+            let position = self.position.seq();
+            let frames = self.merge.next_commit(&self.store, position, self.known)?;
+            if let Some(first) = frames.first() {
+                let seq = first.header.seq;
+                let commit = self.decode(seq, &frames)?;
+                self.position = ChangePosition::new(self.position.feed(), seq);
+                if commit.changes.is_empty() {
+                    continue; // a step of a conversion or a bulk load
+                }
+                return Ok(Some(commit));
+            }
+            if !self.find_segments()? {
+                // Everything up to `known` was returned.
+                self.position = ChangePosition::new(self.position.feed(), self.known);
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Finds the segments of commits that are new since the last call. Returns false if there are
+    /// none.
+    fn find_segments(&mut self) -> Result<bool> {
+        let store = &self.store;
+        let (newest, ends) = match self.bound {
+            ChangeBound::Durable => (store.durable(), None),
+            ChangeBound::Visible => {
+                let (reserved, ends) = store.pipeline.window.tail_ends();
+                let newest = store.pipeline.progress.last_assigned(reserved);
+                store.wait_visible(newest)?;
+                (newest, Some(ends))
+            }
+        };
+        if newest <= self.known {
+            return Ok(false);
+        }
+        let position = self.position.seq();
+        self.merge.add_segments(store, position, ends.as_deref())?;
+        self.lifetimes = store.changes.with(|state| Arc::clone(&state.lifetimes)).unwrap_or_default();
+        // After the list was taken: a segment that it lacks has raised the start.
+        store.check_available(position)?;
+        self.known = newest;
+        Ok(true)
+    }
+
+    fn decode(&self, seq: Seq, frames: &[FeedFrame]) -> Result<CommittedChanges> {
+        let damaged = |what| Error::corrupt(self.store.path(), 0, "record of a change", what);
+        let mut changes = Vec::with_capacity(frames.len());
+        let mut expired = ExpiredKeys::default();
+        for frame in frames {
+            let record = Record::decode(&frame.payload).map_err(damaged)?;
+            if record.keyspace == KeyspaceId::CATALOG {
+                changes.extend(catalog_change(&record).map_err(damaged)?);
+                continue;
+            }
+            let Some((keyspace, has_expiry)) = self.lifetimes.at(record.keyspace, seq) else { continue };
+            if let Some(owner) = owner_of_index(keyspace) {
+                expired.add_hint(owner, &record);
+                continue;
+            }
+            let key = record.key.to_vec();
+            let put = |stored| self.put(key.clone(), stored, has_expiry);
+            let kind = match record.content {
+                RecordContent::Remove => ChangeKind::Removed { key },
+                RecordContent::RemoveRange(end) => {
+                    ChangeKind::RangeRemoved { start: key, end: end.map(<[u8]>::to_vec) }
+                }
+                RecordContent::Put(value) => put(ValueSource::Inline(value.to_vec()))?,
+                RecordContent::Blob(blob) => {
+                    put(ValueSource::Blob { store: Arc::clone(&self.store), blob, seq })?
+                }
+            };
+            changes.push(Change { keyspace: Arc::clone(keyspace), kind });
+        }
+        expired.mark(&mut changes);
+        Ok(CommittedChanges { position: ChangePosition::new(self.position.feed(), seq), changes })
+    }
+
+    /// Returns the change that sets `key`; `source` has the header of a keyspace with expiry.
+    fn put(&self, key: Vec<u8>, source: ValueSource, has_expiry: bool) -> Result<ChangeKind> {
+        if !has_expiry {
+            return Ok(ChangeKind::Put { key, value: ChangeValue { source, skip: 0 }, expires_at: None });
+        }
+        let expires_at = match &source {
+            ValueSource::Inline(stored) => header::decode_bytes(stored, self.store.path())?,
+            ValueSource::Blob { store, blob, .. } => {
+                let blobs = &store.context.blobs;
+                let file = blobs.open(blob)?.ok_or_else(|| blobs.missing_error(blob))?;
+                header::decode_stored(&StoredValue::Blob(file), store.path())?
+            }
+        };
+        // A stored time is at most the end of the year 9999, which every platform can represent.
+        let expires_at = expires_at.and_then(|time| UNIX_EPOCH.checked_add(Duration::from_millis(time.0)));
+        Ok(ChangeKind::Put { key, value: ChangeValue { source, skip: HEADER_BYTES }, expires_at })
+    }
+
+    /// Returns whether a commit after the known ones has reached the bound, or the store has ended.
+    fn has_news(&self) -> bool {
+        self.position.seq() < self.known
+            || self.newest() > self.known
+            || self.store.check_open().is_err()
+            || self.store.health.is_poisoned()
+    }
+
+    fn newest(&self) -> Seq {
+        match self.bound {
+            ChangeBound::Durable => self.store.durable(),
+            ChangeBound::Visible => self.store.visible(),
+        }
+    }
+
+    /// Returns the next commit. Waits for it, at most for `limit`; `None` waits forever. Returns
+    /// `Ok(None)` after that time.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`ChangeReader::try_next`]. Returns [`Error::Poisoned`] if the
+    /// database refuses writes: then there will be no further commits.
+    pub fn wait_next(&mut self, limit: Option<Duration>) -> Result<Option<CommittedChanges>> {
+        let until = limit.map(|limit| self.store.clock.now().saturating_add(limit));
+        loop {
+            if let Some(commit) = self.try_next()? {
+                return Ok(Some(commit));
+            }
+            self.store.health.check_not_poisoned()?;
+            let left = until.map(|until| until.saturating_sub(self.store.clock.now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            self.store.changes.signal.sleep(self.bound, left, || self.has_news());
+        }
+    }
+
+    /// Polls until [`ChangeReader::try_next`] may return a commit or an error. If there is none
+    /// yet, the waker of `context` is called when there may be one. `key` must be `None` at the
+    /// first call, and the caller must pass it to [`ChangeReader::cancel_wait`] if it gives up.
+    /// Reads no file.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`] or [`Error::Poisoned`]: then there will be no further commits.
+    pub fn poll_ready(&self, key: &mut Option<ChangeWakerKey>, context: &Context<'_>) -> Poll<Result<()>> {
+        self.store.check_open()?;
+        self.store.changes.signal.insert(self.bound, key, context.waker());
+        if !self.has_news() {
+            return Poll::Pending;
+        }
+        self.cancel_wait(key);
+        if self.position.seq() < self.known || self.newest() > self.known {
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Ready(self.store.check_open().and_then(|()| self.store.health.check_not_poisoned()))
+    }
+
+    /// Removes the waker of a task that no longer waits.
+    pub fn cancel_wait(&self, key: &mut Option<ChangeWakerKey>) {
+        if key.is_some() && !self.store.health.is_forked_child() {
+            self.store.changes.signal.remove(key);
+        }
+    }
+}
+
+/// Keys whose hints a commit removes. Only the removal of expired pairs removes hints; it removes
+/// the pair in the same commit, unless the hint was outdated.
+#[derive(Default)]
+struct ExpiredKeys(HashMap<Box<str>, HashSet<Vec<u8>>>);
+
+impl ExpiredKeys {
+    /// Adds the key of a hint in the index of keyspace `owner`, if `record` removes the hint.
+    fn add_hint(&mut self, owner: &str, record: &Record<'_>) {
+        if let (RecordContent::Remove, Some((_, key))) = (record.content, hint_parts(record.key)) {
+            self.0.entry(owner.into()).or_default().insert(key.to_vec());
+        }
+    }
+
+    /// Makes expirations of the removals of these keys.
+    fn mark(&self, changes: &mut [Change]) {
+        if self.0.is_empty() {
+            return;
+        }
+        for change in changes {
+            let ChangeKind::Removed { key } = &mut change.kind else { continue };
+            if self.0.get(&*change.keyspace).is_some_and(|keys| keys.contains(key)) {
+                change.kind = ChangeKind::Expired { key: std::mem::take(key) };
+            }
+        }
+    }
+}
+
+/// Returns the change of a catalog record, or `None` if its keyspace is hidden.
+fn catalog_change(record: &Record<'_>) -> std::result::Result<Option<Change>, Damage> {
+    let (name, entry, cause) = decode_entry(record)?;
+    if is_hidden_name(&name) {
+        return Ok(None);
+    }
+    let kind = match entry {
+        None => ChangeKind::Dropped,
+        Some(entry) => {
+            let engine = entry.engine;
+            let options = entry.options.iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            match cause {
+                None | Some(CatalogCause::Created) => ChangeKind::Created { engine, options },
+                Some(CatalogCause::Cleared) => ChangeKind::Cleared,
+                Some(CatalogCause::Loaded) => ChangeKind::Loaded { engine, options },
+                Some(CatalogCause::Converted) => ChangeKind::Converted { engine, options },
+            }
+        }
+    };
+    Ok(Some(Change { keyspace: name.into(), kind }))
+}
