@@ -231,11 +231,12 @@ Examples:
     Advise(Advise),
     /// Print the changes that a database retains, in commit order
     #[command(after_long_help = "\
-Each change is a line: its kind, the keyspace, and for `put` the key and the value, for `removed`
-the key, for `created`, `loaded` and `converted` the engine, for `cleared` and `dropped` nothing
-more. The fields are separated by TAB and have the escapes of `sheaf dump`. After the changes of a
-commit follows a line `commit` with the position; --from continues there. With --json each commit
-is an object {\"position\":..,\"changes\":[..]}.
+Each change is a line: its kind, the keyspace, and for `put` the key, the value and the time of
+expiry, if there is one, for `removed` and `expired` the key, for `range-removed` the first key and
+the end, if there is one, for `created`, `loaded` and `converted` the engine, for `cleared` and
+`dropped` nothing more. The fields are separated by TAB and have the escapes of `sheaf dump`. After
+the changes of a commit follows a line `commit` with the position; --from continues there. With
+--json each commit is an object {\"position\":..,\"changes\":[..]}.
 
 The program that owns the database must have opened it with `retain_changes`, and must have
 closed it.

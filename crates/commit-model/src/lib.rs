@@ -8,10 +8,9 @@
 //! with its model. [`ProtocolRules`] lists the rules; R1 to R20 are in `docs/commit.md`, W1 to W13
 //! in decisions/0027.
 //!
-//! [`window`], [`stripes`], [`views`] and [`freeze`] model parallel commits (decisions/0027),
-//! [`memtable_queue`] frozen memtables (0036), [`range_checks`] transactions (0051),
-//! [`range_removal`] removals of ranges (0053), [`journal_replay`] openings (0039), [`retention`]
-//! the feed (0055). Others have a lock (0003).
+//! [`window`], [`stripes`], [`views`], [`freeze`] model parallel commits (decisions/0027),
+//! [`memtable_queue`] frozen memtables (0036), [`range_checks`] transactions (0051), [`retention`]
+//! the feed (0055), [`range_removal`] and [`journal_replay`] these (0053, 0039). Others lock.
 //!
 //! Symbols: W is the durable mark, S the target of a sync round, F the floor in ROOT. `visible` is
 //! the last commit of the newest state that readers may see.

@@ -141,10 +141,10 @@ impl TestSubject {
         TestSubject { name: "cedrus-narrow", chosen_options: chosen, ..TestSubject::cedrus() }
     }
 
-    /// CedrusDB with the largest nodes, lists of one entry, and hashes of 24 bits.
+    /// CedrusDB with the largest nodes, lists of one entry, and hashes of 40 bits.
     #[must_use]
     pub fn cedrus_wide() -> TestSubject {
-        let chosen = &[("branching", 256), ("sluggishness", 1), ("hash-bits", 24)];
+        let chosen = &[("branching", 256), ("sluggishness", 1), ("hash-bits", 40)];
         TestSubject { name: "cedrus-wide", chosen_options: chosen, ..TestSubject::cedrus() }
     }
 

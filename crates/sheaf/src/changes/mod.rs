@@ -162,10 +162,7 @@ impl Snapshot {
 /// ```
 pub struct Changes {
     reader: ChangeReader,
-    /// Keyspaces to deliver; empty for all.
-    keyspaces: Vec<String>,
-    /// Prefixes of the keys to deliver; empty for all.
-    prefixes: Vec<Vec<u8>>,
+    filter: ChangeFilter,
     is_failed: bool,
     /// Keeps the database open.
     _handle: Arc<OpenDatabase>,
@@ -181,7 +178,7 @@ impl Changes {
     fn after(handle: &Arc<OpenDatabase>, position: ChangePosition) -> Result<Changes> {
         let reader = handle.store().read_changes(position)?;
         let handle = Arc::clone(handle);
-        Ok(Changes { reader, keyspaces: Vec::new(), prefixes: Vec::new(), is_failed: false, _handle: handle })
+        Ok(Changes { reader, filter: ChangeFilter::default(), is_failed: false, _handle: handle })
     }
 
     /// Delivers only changes of this keyspace, and of those of further calls.
@@ -200,7 +197,7 @@ impl Changes {
     /// ```
     #[must_use]
     pub fn keyspace(mut self, name: impl Into<String>) -> Changes {
-        self.keyspaces.push(name.into());
+        self.filter.keyspaces.push(name.into());
         self
     }
 
@@ -222,7 +219,7 @@ impl Changes {
     /// ```
     #[must_use]
     pub fn prefix(mut self, prefix: impl AsRef<[u8]>) -> Changes {
-        self.prefixes.push(prefix.as_ref().to_vec());
+        self.filter.prefixes.push(prefix.as_ref().to_vec());
         self
     }
 
@@ -285,7 +282,7 @@ impl Changes {
     /// is damaged, [`Error::Closed`], and [`Error::Io`] if a log cannot be read.
     pub fn try_next(&mut self) -> Result<Option<CommittedChanges>> {
         while let Some(commit) = self.reader.try_next()? {
-            if let Some(wanted) = self.wanted(commit) {
+            if let Some(wanted) = self.filter.wanted(commit) {
                 return Ok(Some(wanted));
             }
         }
@@ -314,12 +311,7 @@ impl Changes {
     }
 
     fn wait_next(&mut self, limit: Option<Duration>) -> Result<Option<CommittedChanges>> {
-        while let Some(commit) = self.reader.wait_next(limit)? {
-            if let Some(wanted) = self.wanted(commit) {
-                return Ok(Some(wanted));
-            }
-        }
-        Ok(None)
+        self.reader.wait_next(limit, |commit| self.filter.wanted(commit))
     }
 
     /// Returns a future that resolves when [`Changes::try_next`] may return a commit or an error.
@@ -340,8 +332,19 @@ impl Changes {
     pub fn ready(&mut self) -> ChangesReady<'_> {
         ChangesReady { changes: self, waker_key: None }
     }
+}
 
-    /// Removes the changes that the filters exclude. Returns `None` if none is left.
+/// Changes that a consumer wants.
+#[derive(Debug, Default)]
+struct ChangeFilter {
+    /// Keyspaces to deliver; empty for all.
+    keyspaces: Vec<String>,
+    /// Prefixes of the keys to deliver; empty for all.
+    prefixes: Vec<Vec<u8>>,
+}
+
+impl ChangeFilter {
+    /// Removes the changes that the filter excludes. Returns `None` if none is left.
     fn wanted(&self, mut commit: CommittedChanges) -> Option<CommittedChanges> {
         commit.changes.retain(|change| self.is_wanted(change));
         (!commit.changes.is_empty()).then_some(commit)
@@ -352,10 +355,17 @@ impl Changes {
         if !self.keyspaces.is_empty() && !is_keyspace() {
             return false;
         }
+        let has_prefix = |is_in: &dyn Fn(&[u8]) -> bool| {
+            self.prefixes.is_empty() || self.prefixes.iter().any(|p| is_in(p))
+        };
         match &change.kind {
             ChangeKind::Put { key, .. } | ChangeKind::Removed { key } | ChangeKind::Expired { key } => {
-                self.prefixes.is_empty() || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
+                has_prefix(&|prefix| key.starts_with(prefix))
             }
+            ChangeKind::RangeRemoved { start, end } => has_prefix(&|prefix| {
+                let begins = **start <= *prefix || start.starts_with(prefix);
+                begins && end.as_ref().is_none_or(|end| *prefix < **end)
+            }),
             _ => true,
         }
     }
@@ -410,5 +420,57 @@ impl Future for ChangesReady<'_> {
 impl Drop for ChangesReady<'_> {
     fn drop(&mut self) {
         self.changes.reader.cancel_wait(&mut self.waker_key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    fn range_removed(start: &str, end: Option<&str>) -> Change {
+        let kind = ChangeKind::RangeRemoved { start: start.into(), end: end.map(Into::into) };
+        Change { keyspace: "users".into(), kind }
+    }
+
+    #[test]
+    fn a_prefix_excludes_removed_ranges_without_its_keys() {
+        let filter = ChangeFilter { keyspaces: Vec::new(), prefixes: vec![b"mm".to_vec()] };
+        for (start, end) in
+            [("", None), ("mm", None), ("mmx", None), ("a", Some("mm\0")), ("mma", Some("mmb"))]
+        {
+            assert!(filter.is_wanted(&range_removed(start, end)), "{start} {end:?}");
+        }
+        for (start, end) in [("", Some("mm")), ("mn", None), ("a", Some("m")), ("n", Some("o"))] {
+            assert!(!filter.is_wanted(&range_removed(start, end)), "{start} {end:?}");
+        }
+    }
+
+    #[test]
+    fn a_wait_ends_while_unwanted_commits_continue() {
+        let dir = tempfile::tempdir().unwrap();
+        let retention = ChangeRetention::new(1 << 30, Duration::from_secs(3600));
+        let db = Database::builder().retain_changes(retention).open(dir.path()).unwrap();
+        let users = db.keyspace("users", "flex").unwrap();
+        let mut changes =
+            db.changes(db.newest_change().unwrap()).unwrap().include_unsynced().keyspace("none");
+        let is_over = AtomicBool::new(false);
+        let first = changes.resume_position();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut rounds = 0u32;
+                while !is_over.load(Ordering::Relaxed) && rounds < 2_000_000 {
+                    users.insert(rounds.to_be_bytes(), "x").unwrap();
+                    rounds += 1;
+                }
+                rounds
+            });
+            let found = changes.next_within(Duration::from_millis(100)).unwrap();
+            is_over.store(true, Ordering::Relaxed);
+            assert!(found.is_none());
+            assert!(writer.join().unwrap() < 2_000_000, "the wait ended before the writes");
+        });
+        assert!(changes.resume_position() > first, "unwanted commits count as delivered");
     }
 }

@@ -359,25 +359,34 @@ impl ChangeReader {
         }
     }
 
-    /// Returns the next commit. Waits for it, at most for `limit`; `None` waits forever. Returns
-    /// `Ok(None)` after that time.
+    /// Returns the next commit that has changes after `wanted` has filtered it. Waits for it, at
+    /// most for `limit`; `None` waits forever. Returns `Ok(None)` after that time, even if there
+    /// were other commits all the time.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`ChangeReader::try_next`]. Returns [`Error::Poisoned`] if the
     /// database refuses writes: then there will be no further commits.
-    pub fn wait_next(&mut self, limit: Option<Duration>) -> Result<Option<CommittedChanges>> {
+    pub fn wait_next(
+        &mut self,
+        limit: Option<Duration>,
+        wanted: impl Fn(CommittedChanges) -> Option<CommittedChanges>,
+    ) -> Result<Option<CommittedChanges>> {
         let until = limit.map(|limit| self.store.clock.now().saturating_add(limit));
         loop {
-            if let Some(commit) = self.try_next()? {
+            let commit = self.try_next()?;
+            let is_last = commit.is_none();
+            if let Some(commit) = commit.and_then(&wanted) {
                 return Ok(Some(commit));
             }
-            self.store.health.check_not_poisoned()?;
             let left = until.map(|until| until.saturating_sub(self.store.clock.now()));
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
-            self.store.changes.signal.sleep(self.bound, left, || self.has_news());
+            if is_last {
+                self.store.health.check_not_poisoned()?;
+                self.store.changes.signal.sleep(self.bound, left, || self.has_news());
+            }
         }
     }
 

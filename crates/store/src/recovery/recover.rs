@@ -483,14 +483,18 @@ impl<'a> Recovery<'a> {
         for founds in std::mem::take(&mut self.logs) {
             let mut segments = Vec::new();
             for found in founds {
-                let FoundSegment { segment, end, frames, last_seq, root_entry: entry, .. } = found;
+                let is_open = !found.is_sealed();
+                let FoundSegment { segment, end, frames, last_seq, .. } = found;
                 segment.publish(end.max(DATA_START));
                 segment.mark_synced(end); // synced by the clean close, or rewritten just before
-                segment.note_frames(frames, last_seq);
                 let empty = end <= DATA_START;
+                // After a clean close the tails were not scanned, and ROOT does not have their last
+                // commits.
+                let is_unscanned_tail = clean && is_open && !empty;
+                segment.note_frames(frames, if is_unscanned_tail { self.cut } else { last_seq });
                 // Only after a clean close the tail is continued; otherwise only empty segments are
                 // used.
-                if entry.is_some_and(|e| e.is_sealed) || !(clean || empty) {
+                if !is_open || !(clean || empty) {
                     segment.seal(0);
                 }
                 segments.push(Arc::new(segment));

@@ -229,6 +229,34 @@ pub fn a_large_value_is_a_reference_and_outlives_its_overwrite(fixture: &Fixture
     }
 }
 
+pub fn changes_of_the_last_segments_stay_after_a_reopening(fixture: &Fixture) {
+    for is_clean in [true, false] {
+        // The feed begins in the middle of a segment.
+        let name = format!("clean-{is_clean}");
+        let db = fixture.builder().retain_changes(None).open(fixture.path()).unwrap();
+        fixture.keyspace(&db, &name).insert("before", "1").unwrap();
+        db.close().unwrap();
+        let mut db = open(fixture);
+        let start = Replica::copy_of(&db).unwrap();
+        let keyspace = fixture.keyspace(&db, &name);
+        keyspace.insert("key", value(1, 200_000)).unwrap();
+        keyspace.insert("key", "small").unwrap();
+        drop(keyspace);
+        for _ in 0..3 {
+            db = if is_clean { fixture.reopen(db) } else { fixture.kill_and_reopen(db) };
+            assert_equal(&db, &mut start.clone()); // reads the value that was replaced
+            // Fills the segments that the last process left, so that they are collected.
+            let keyspace = fixture.keyspace(&db, &name);
+            for number in 0..60 {
+                keyspace.insert(key(number), value(number, 150)).unwrap();
+                while db.pump().unwrap() && fixture.setting.inline {}
+            }
+        }
+        assert_equal(&db, &mut start.clone());
+        db.close().unwrap();
+    }
+}
+
 pub fn a_slow_consumer_is_too_old_and_can_start_again(fixture: &Fixture) {
     let little = ChangeRetention::new(32 << 10, Duration::from_secs(u64::MAX));
     let db = fixture.builder().retain_changes(little).open(fixture.path()).unwrap();

@@ -190,6 +190,7 @@ macro_rules! conformance {
                 a_replica_equals_the_original_through_reopens_and_kills
                 gc_and_checkpoints_take_no_change_from_the_feed
                 a_large_value_is_a_reference_and_outlives_its_overwrite
+                changes_of_the_last_segments_stay_after_a_reopening
                 a_slow_consumer_is_too_old_and_can_start_again
                 a_foreign_or_future_position_is_refused
                 a_named_cursor_keeps_its_changes_and_its_position

@@ -63,8 +63,8 @@ pub fn remove_range_removes_exactly_the_range(fixture: &Fixture) {
         ks.remove_range(key(90)..key(5)).unwrap();
         ks.remove_range(key(90)..key(90)).unwrap();
         expect_pairs(&ks, &all);
-        assert!(get(&ks, &key(99)).is_some() && get(&ks, &key(400)).is_some());
-        assert!(get(&ks, &key(100)).is_none() && get(&ks, &key(399)).is_none());
+        assert!(get(&ks, key(99)).is_some() && get(&ks, key(400)).is_some());
+        assert!(get(&ks, key(100)).is_none() && get(&ks, key(399)).is_none());
         ks.remove_range(..=key(3)).unwrap();
         ks.remove_range(key(590)..).unwrap();
         remove(&mut all, 0, 4);
@@ -158,7 +158,7 @@ pub fn a_snapshot_below_a_removed_range_shows_it(fixture: &Fixture) {
         let now = between.keyspace("ranges").unwrap();
         assert_eq!(now.get(key(100)).unwrap(), None);
         assert_eq!(now.iter().unwrap().count(), all.len());
-        assert_eq!(get(&ks, &key(100)).as_deref(), Some(&b"new"[..]));
+        assert_eq!(get(&ks, key(100)).as_deref(), Some(&b"new"[..]));
         flush(fixture, &db);
     }
 }
@@ -183,7 +183,7 @@ pub fn pairs_put_after_a_removal_stay(fixture: &Fixture) {
     for _ in 0..2 {
         expect_pairs(&ks, &all);
         for index in 0..400 {
-            assert_eq!(get(&ks, &key(index)), all.get(&key(index)).cloned());
+            assert_eq!(get(&ks, key(index)), all.get(&key(index)).cloned());
         }
         flush(fixture, &db);
     }
@@ -306,7 +306,7 @@ pub fn values_of_a_removed_range_give_their_space_back(fixture: &Fixture) {
     };
     run_background(fixture, &db, || files() <= 2);
     assert!(files() <= 2, "{} files of values are left", files());
-    assert_eq!(get(&ks, &key(3)), Some(large));
+    assert_eq!(get(&ks, key(3)), Some(large));
 }
 
 pub fn a_removal_takes_all_of_a_group_or_nothing(fixture: &Fixture) {

@@ -7,14 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf::{Database, Durability, Error, Iter, Keyspace, Result, Snapshot, Value};
+use sheaf::{ChangeRetention, Database, Durability, Error, Iter, Keyspace, Result, Snapshot, Value};
 
-use super::steps::{
-    ConcurrentChange, EXPIRING, KEYS, ModelStep, RangeCommit, RangeSpec, SPACES, ValueSpec, key_of,
-};
+use super::steps::{ConcurrentChange, EXPIRING, KEYS, ModelStep, RangeSpec, SPACES, ValueSpec, key_of};
 use crate::fixture::{Fixture, TestSetting, TestSubject};
+use crate::replica::Replica;
 
-const NAMES: [&str; SPACES as usize] = ["a", "b", "c"];
+pub(super) const NAMES: [&str; SPACES as usize] = ["a", "b", "c"];
 /// Maximum number of open snapshots, and of open iterators.
 const MAX_OPEN: usize = 6;
 /// A full comparison gets every n-th key, and the next comparison the following ones. Iterators
@@ -36,7 +35,7 @@ impl fmt::Display for ModelFailure {
     }
 }
 
-type ModelMap = BTreeMap<Vec<u8>, Arc<[u8]>>;
+pub(super) type ModelMap = BTreeMap<Vec<u8>, Arc<[u8]>>;
 type PairList = Vec<(Vec<u8>, Arc<[u8]>)>;
 pub(super) type StepResult = std::result::Result<(), String>;
 
@@ -59,6 +58,10 @@ pub(super) struct ModelRunner<'a> {
     iters: Vec<OpenIter>,
     /// Time of each put that expires, with its key and value.
     pub(super) expiring: Vec<(u64, Vec<u8>, Arc<[u8]>)>,
+    /// Retention of the change feed, from the first step that follows it.
+    pub(super) retention: Option<ChangeRetention>,
+    /// Replica that follows the change feed.
+    pub(super) replica: Option<Replica>,
     digest: u32,
     phase: u16,
 }
@@ -81,6 +84,7 @@ pub(super) fn execute(
         player.compare_all()?;
         player.reopen(true)?;
         player.compare_all()?;
+        player.catch_up()?;
         Ok(player.digest)
     }));
     let failed = |why| Err(ModelFailure { step: at, reason: why });
@@ -151,7 +155,7 @@ fn collect(iter: impl Iterator<Item = Result<(Value, Value)>>) -> std::result::R
         .collect()
 }
 
-fn pairs_in_range(map: &ModelMap, ends: RangeSpec) -> PairList {
+pub(super) fn pairs_in_range(map: &ModelMap, ends: RangeSpec) -> PairList {
     let (low, high) = ends.bounds();
     let above = |key: &[u8]| match &low {
         Bound::Included(low) => key >= low.as_slice(),
@@ -186,6 +190,8 @@ impl<'a> ModelRunner<'a> {
             snapshots: Vec::new(),
             iters: Vec::new(),
             expiring: Vec::new(),
+            retention: None,
+            replica: None,
             digest: 0,
             phase: 0,
         };
@@ -194,7 +200,12 @@ impl<'a> ModelRunner<'a> {
     }
 
     fn open(&mut self) -> StepResult {
-        let db = expect_ok("open", self.fixture.try_open())?;
+        let builder = self.fixture.builder();
+        let builder = match self.retention {
+            Some(retention) => builder.retain_changes(retention),
+            None => builder,
+        };
+        let db = expect_ok("open", builder.open(self.fixture.path()))?;
         self.spaces = (0..SPACES).map(|space| self.create_keyspace(&db, space)).collect();
         self.db = Some(db);
         Ok(())
@@ -313,6 +324,8 @@ impl<'a> ModelRunner<'a> {
                 self.expire();
                 Ok(())
             }
+            ModelStep::Follow { retained_bytes } => self.follow(*retained_bytes),
+            ModelStep::CatchUp => self.catch_up(),
             ModelStep::Reopen => self.reopen(true).and_then(|()| self.compare_all()),
             ModelStep::Crash => self.reopen(false).and_then(|()| self.compare_all()),
             ModelStep::CompareAll => self.compare_all(),
@@ -484,7 +497,7 @@ impl<'a> ModelRunner<'a> {
         same_pairs(&got, &expected)
     }
 
-    fn is_all(ends: RangeSpec) -> bool {
+    pub(super) fn is_all(ends: RangeSpec) -> bool {
         matches!(ends.bounds(), (Bound::Unbounded, Bound::Unbounded))
     }
 
@@ -600,66 +613,6 @@ impl<'a> ModelRunner<'a> {
         Ok(())
     }
 
-    fn remove_range(&mut self, space: u8, ends: RangeSpec) -> StepResult {
-        let answer = self.space(space).remove_range(ends.bounds());
-        if !self.is_ordered(space) && !Self::is_all(ends) {
-            return match answer {
-                Err(Error::Unsupported { .. }) => Ok(()),
-                other => Err(format!("remove_range of an unordered engine answers {other:?}")),
-            };
-        }
-        let gone = pairs_in_range(self.map(space), ends);
-        for (key, _) in &gone {
-            self.map(space).remove(key);
-        }
-        expect_ok("remove_range", answer)
-    }
-
-    /// Commits a batch or a transaction that removes a range between other changes.
-    fn range_commit(&mut self, commit: &RangeCommit) -> StepResult {
-        let RangeCommit { space, ends, before, after, is_transaction } = commit;
-        if !self.is_ordered(*space) && !Self::is_all(*ends) {
-            return Ok(());
-        }
-        let ks = self.space(*space).clone();
-        if *is_transaction {
-            let tx = expect_ok("transaction", self.db().transaction())?;
-            let change = |(key, value): &(u16, Option<ValueSpec>)| match value {
-                Some(value) => tx.insert(&ks, key_of(*key), value.bytes()),
-                None => tx.remove(&ks, key_of(*key)),
-            };
-            expect_ok("a change", before.iter().try_for_each(change))?;
-            expect_ok("remove_range of a transaction", tx.remove_range(&ks, ends.bounds()))?;
-            let left = expect_ok("range of a transaction", tx.range(&ks, ends.bounds()))?.count();
-            same("pairs in a removed range", &left, &0)?;
-            expect_ok("a change", after.iter().try_for_each(change))?;
-            expect_ok("a commit", tx.commit())?;
-        } else {
-            let mut batch = self.db().batch();
-            for (key, value) in before {
-                match value {
-                    Some(value) => batch.insert(&ks, key_of(*key), value.bytes()),
-                    None => batch.remove(&ks, key_of(*key)),
-                };
-            }
-            batch.remove_range(&ks, ends.bounds());
-            for (key, value) in after {
-                match value {
-                    Some(value) => batch.insert(&ks, key_of(*key), value.bytes()),
-                    None => batch.remove(&ks, key_of(*key)),
-                };
-            }
-            expect_ok("a batch that removes a range", batch.commit())?;
-        }
-        before.iter().for_each(|(key, value)| self.set(*space, *key, *value));
-        for (key, _) in pairs_in_range(self.map(*space), *ends) {
-            self.map(*space).remove(&key);
-        }
-        after.iter().for_each(|(key, value)| self.set(*space, *key, *value));
-        let keys: Vec<u16> = before.iter().chain(after).map(|(key, _)| *key).collect();
-        keys.into_iter().try_for_each(|key| self.check_get(*space, key))
-    }
-
     fn recreate(&mut self, space: u8) -> StepResult {
         let name = NAMES[usize::from(space)];
         same("drop_keyspace", &expect_ok("drop_keyspace", self.db().drop_keyspace(name))?, &true)?;
@@ -671,7 +624,7 @@ impl<'a> ModelRunner<'a> {
         Ok(())
     }
 
-    fn reopen(&mut self, clean: bool) -> StepResult {
+    pub(super) fn reopen(&mut self, clean: bool) -> StepResult {
         self.snapshots.clear();
         self.iters.clear();
         if !clean {
