@@ -20,6 +20,7 @@
 
 mod changes;
 mod database;
+mod expiry;
 mod iter;
 mod keyspace;
 mod snapshot;
