@@ -107,6 +107,7 @@ mod tests {
                 RecordContent::Put(value) => Action::Put(value),
                 RecordContent::Blob(blob) => Action::Blob(blob),
                 RecordContent::Remove => Action::Remove,
+                RecordContent::RemoveRange(_) => unreachable!("no test writes one"),
             };
             let mut op = EngineOp { address, span, ..EngineOp::new(KEY, action) };
             self.engine.prepare(&mut op).unwrap();
