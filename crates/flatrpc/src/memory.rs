@@ -35,8 +35,8 @@ const MAX_WORDS: usize = 1 << 27;
 pub struct SharedMemory {
     words: NonNull<AtomicU64>,
     count: usize,
-    /// Owner of the memory behind `words`; `None` if that is a mapping.
-    heap: Option<Box<[AtomicU64]>>,
+    /// True if `words` came from a box, false if it is a mapping. `self` owns it in both cases.
+    is_heap: bool,
 }
 
 // SAFETY:
@@ -51,8 +51,9 @@ impl SharedMemory {
     #[must_use]
     pub fn heap(count: usize) -> SharedMemory {
         let heap: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
-        let words = NonNull::from(&*heap).cast();
-        SharedMemory { words, count, heap: Some(heap) }
+        // Not kept as a box: a pointer to its content is invalid once the box is moved.
+        let words = NonNull::from(Box::leak(heap)).cast();
+        SharedMemory { words, count, is_heap: true }
     }
 
     /// Creates `count` zeroed words in an anonymous file that can be passed to another process.
@@ -101,7 +102,7 @@ impl SharedMemory {
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, file, 0) }?;
         let words = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(SharedMemory { words, count, heap: None })
+        Ok(SharedMemory { words, count, is_heap: false })
     }
 
     /// Returns the number of words.
@@ -125,11 +126,8 @@ impl SharedMemory {
     #[must_use]
     pub fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < self.count, "word {at} of {}", self.count);
-        // SAFETY:
-        // * `at` was checked against `count` above. The allocation or mapping has `count` words and
-        //   lives as long as `self` (I2).
-        // * Mappings start at a page boundary and the heap is a slice of `AtomicU64`, so the
-        //   address is aligned. All bytes are initialized.
+        // SAFETY: `at < count` (asserted above). The slice or mapping has `count` aligned,
+        // initialized words and lives as long as `self`; a mapped file does not shrink (I2).
         unsafe { self.words.add(at).as_ref() }
     }
 
@@ -196,12 +194,17 @@ fn byte_len(count: usize) -> io::Result<usize> {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        if self.heap.is_none() {
+        if self.is_heap {
+            let heap = NonNull::slice_from_raw_parts(self.words, self.count);
             // SAFETY:
-            // * `map_file` mapped this range with this length. No reference outlives `self`.
-            let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.count * 8) };
-            debug_assert!(unmapped.is_ok());
+            // * `heap` leaked a box of this length. `self` owns it, and no reference outlives
+            //   `self`.
+            return drop(unsafe { Box::from_raw(heap.as_ptr()) });
         }
+        // SAFETY:
+        // * `map_file` mapped this range with this length. No reference outlives `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.count * 8) };
+        debug_assert!(unmapped.is_ok());
     }
 }
 
