@@ -41,10 +41,9 @@ fn is_open_for(descriptor: libc::c_int, access: libc::c_int) -> bool {
     flags != -1 && [access, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE))
 }
 
-// SAFETY:
-// - The loader calls each pointer in this section once, as a C function, before `main`; arguments
-//   that a function does not name are ignored by the C calling convention.
-// - `look` needs nothing of the runtime: it calls fcntl and stores to two atomics.
+// SAFETY: the loader calls each pointer in this section once, before `main`, as a C function; the
+// calling convention ignores arguments that a function does not name. `look` needs nothing of the
+// runtime: it calls fcntl and stores to two atomics.
 #[cfg(unix)]
 #[used]
 #[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]

@@ -251,7 +251,7 @@ impl PairBuffer {
 /// Returns the first error of `read`, and ends there.
 pub fn read_ahead<'g, T>(
     items: &[T],
-    (segments, guard): (&SegmentTable, &'g Guard),
+    (segments, guard): (&'g SegmentTable, &'g Guard),
     entry: impl Fn(&T) -> Option<Address>,
     mut read: impl FnMut(&T, Option<(Seq, Record<'g>)>) -> Result<()>,
 ) -> Result<()> {

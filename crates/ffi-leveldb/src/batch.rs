@@ -50,6 +50,11 @@ pub extern "C" fn leveldb_writebatch_clear(batch: Option<&mut leveldb_writebatch
     }
 }
 
+/// Adds a put.
+///
+/// # Safety
+///
+/// `key` and `value` must have `key_size` and `value_size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_writebatch_put(
     batch: Option<&mut leveldb_writebatch_t>,
@@ -65,6 +70,11 @@ pub unsafe extern "C" fn leveldb_writebatch_put(
     }
 }
 
+/// Adds a removal.
+///
+/// # Safety
+///
+/// `key` must have `key_size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_writebatch_delete(
     batch: Option<&mut leveldb_writebatch_t>,

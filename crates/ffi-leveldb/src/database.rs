@@ -84,6 +84,11 @@ fn open(options: &leveldb_options_t, directory: &Path) -> Result<leveldb_t, Fail
     Ok(leveldb_t { database, keyspace })
 }
 
+/// Opens a database.
+///
+/// # Safety
+///
+/// `name` must be NULL or a C string, and `errptr` valid for `report`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_open(
     options: Option<&leveldb_options_t>,
@@ -114,6 +119,12 @@ fn durability(options: Option<&leveldb_writeoptions_t>) -> Durability {
     }
 }
 
+/// Inserts a pair.
+///
+/// # Safety
+///
+/// `key` and `value` must have `key_size` and `value_size` bytes. `errptr` must be valid for
+/// `report`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_put(
     db: Option<&leveldb_t>,
@@ -131,6 +142,11 @@ pub unsafe extern "C" fn leveldb_put(
     let _ = unsafe { report(errptr, put) };
 }
 
+/// Removes a key.
+///
+/// # Safety
+///
+/// `key` must have `key_size` bytes, and `errptr` must be valid for `report`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_delete(
     db: Option<&leveldb_t>,
@@ -146,6 +162,11 @@ pub unsafe extern "C" fn leveldb_delete(
     let _ = unsafe { report(errptr, delete) };
 }
 
+/// Commits a batch.
+///
+/// # Safety
+///
+/// `errptr` must be valid for `report`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_write(
     db: Option<&leveldb_t>,
@@ -164,6 +185,12 @@ pub unsafe extern "C" fn leveldb_write(
     let _ = unsafe { report(errptr, write) };
 }
 
+/// Returns a copy of a value, or NULL.
+///
+/// # Safety
+///
+/// `key` must have `key_size` bytes. `value_size` must be NULL or valid, and `errptr` valid for
+/// `report`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_get(
     db: Option<&leveldb_t>,
@@ -192,6 +219,11 @@ pub unsafe extern "C" fn leveldb_get(
     value
 }
 
+/// Returns a copy of a property, or NULL.
+///
+/// # Safety
+///
+/// `name` must be NULL or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_property_value(db: Option<&leveldb_t>, name: *const c_char) -> *mut c_char {
     use std::os::unix::ffi::OsStrExt;
@@ -202,6 +234,10 @@ pub unsafe extern "C" fn leveldb_property_value(db: Option<&leveldb_t>, name: *c
 }
 
 /// Reads all pairs of the ranges, unlike LevelDB.
+///
+/// # Safety
+///
+/// All arrays must have `count` elements, and each key as many bytes as its size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_approximate_sizes(
     db: Option<&leveldb_t>,

@@ -126,6 +126,11 @@ pub extern "C" fn leveldb_iter_seek_to_last(iterator: Option<&mut leveldb_iterat
     change(iterator, |iterator| iterator.start((Bound::Unbounded, Bound::Unbounded), Direction::Backward));
 }
 
+/// Moves to the first key at or after `key`.
+///
+/// # Safety
+///
+/// `key` must have `key_size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_iter_seek(
     iterator: Option<&mut leveldb_iterator_t>,
@@ -165,6 +170,11 @@ unsafe fn part_of(
     bytes.map_or(std::ptr::null(), |bytes| bytes.as_ptr().cast())
 }
 
+/// Returns the present key, or NULL.
+///
+/// # Safety
+///
+/// `size` must be NULL or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_iter_key(
     iterator: Option<&leveldb_iterator_t>,
@@ -174,6 +184,11 @@ pub unsafe extern "C" fn leveldb_iter_key(
     unsafe { part_of(iterator, |pair| &pair.0, size) }
 }
 
+/// Returns the present value, or NULL.
+///
+/// # Safety
+///
+/// `size` must be NULL or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_iter_value(
     iterator: Option<&leveldb_iterator_t>,
@@ -183,6 +198,11 @@ pub unsafe extern "C" fn leveldb_iter_value(
     unsafe { part_of(iterator, |pair| &pair.1, size) }
 }
 
+/// Reports the error of the iterator.
+///
+/// # Safety
+///
+/// `errptr` must be valid for `report`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_iter_get_error(
     iterator: Option<&leveldb_iterator_t>,

@@ -10,11 +10,11 @@
 //! 3. As in LevelDB, pointers must be valid, and calls that change an iterator, a batch or options
 //!    must not overlap with other calls on the same one. NULL as a handle is an error or has no
 //!    effect. A database may be used by several threads at the same time.
+//! 4. Every exported name begins with `leveldb_`, so it replaces no other symbol than LevelDB's.
 
 #![allow(non_camel_case_types)] // the names are those of LevelDB's header
 #![allow(unreachable_pub)] // the linker exports the functions
 #![allow(missing_docs)] // LevelDB's header documents the functions
-#![allow(clippy::missing_safety_doc)] // invariant 3 is the contract of all functions
 
 #[cfg(panic = "abort")]
 compile_error!("libleveldb_sheaf catches panics: build it with panic = \"unwind\"");

@@ -58,6 +58,11 @@ fn repair(options: &leveldb_options_t, directory: &Path) -> Result<(), Failure> 
     io(IoOp::Rename, &repaired, std::fs::rename(&repaired, directory))
 }
 
+/// Removes a database.
+///
+/// # Safety
+///
+/// `name` must be NULL or a C string, and `errptr` valid for `report`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_destroy_db(
     _options: Option<&leveldb_options_t>,
@@ -70,6 +75,11 @@ pub unsafe extern "C" fn leveldb_destroy_db(
     let _ = unsafe { report(errptr, || destroy(given(directory, "name")?)) };
 }
 
+/// Repairs a database.
+///
+/// # Safety
+///
+/// `name` must be NULL or a C string, and `errptr` valid for `report`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_repair_db(
     options: Option<&leveldb_options_t>,

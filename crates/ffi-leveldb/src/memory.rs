@@ -49,6 +49,10 @@ pub(crate) fn allocate(bytes: &[u8]) -> *mut c_char {
 }
 
 /// Frees memory of [`allocate`].
+///
+/// # Safety
+///
+/// `pointer` must be NULL, or memory of `allocate` that was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leveldb_free(pointer: *mut c_void) {
     // SAFETY: the caller passes NULL or memory that `malloc` returned.

@@ -13,6 +13,7 @@
 //!    returns `SHEAF_HANDLE_IN_USE`.
 //! 4. Every handle keeps the database alive. A freed database handle therefore does not invalidate
 //!    its keyspaces, iterators and batches.
+//! 5. Every exported name begins with `sheaf_`, so it replaces no symbol of another library.
 //!
 //! ## Threads
 //!

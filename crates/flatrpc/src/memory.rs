@@ -7,7 +7,8 @@
 //!
 //! ## Invariants
 //!
-//! 1. Words are accessed only as atomics. No plain reference into the bytes exists.
+//! 1. Words are accessed only as atomics. No plain reference into the bytes exists. A read-only
+//!    mapping is only loaded: a store would raise a signal.
 //! 2. A mapped file cannot shrink while it is mapped: it is a memfd that is sealed against
 //!    shrinking. [`SharedMemory::create`] sets the seal and [`SharedMemory::map`] checks it. An
 //!    access therefore never raises a signal.
@@ -35,8 +36,10 @@ const MAX_WORDS: usize = 1 << 27;
 pub struct SharedMemory {
     words: NonNull<AtomicU64>,
     count: usize,
-    /// Owner of the memory behind `words`; `None` if that is a mapping.
-    heap: Option<Box<[AtomicU64]>>,
+    /// True if `words` came from a box, false if it is a mapping. `self` owns it in both cases.
+    is_heap: bool,
+    /// False for a mapping that the system does not let this process write.
+    is_writable: bool,
 }
 
 // SAFETY:
@@ -51,8 +54,9 @@ impl SharedMemory {
     #[must_use]
     pub fn heap(count: usize) -> SharedMemory {
         let heap: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
-        let words = NonNull::from(&*heap).cast();
-        SharedMemory { words, count, heap: Some(heap) }
+        // Not kept as a box: a pointer to its content is invalid once the box is moved.
+        let words = NonNull::from(Box::leak(heap)).cast();
+        SharedMemory { words, count, is_heap: true, is_writable: true }
     }
 
     /// Creates `count` zeroed words in an anonymous file that can be passed to another process.
@@ -101,7 +105,7 @@ impl SharedMemory {
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, file, 0) }?;
         let words = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(SharedMemory { words, count, heap: None })
+        Ok(SharedMemory { words, count, is_heap: false, is_writable: prot.contains(ProtFlags::WRITE) })
     }
 
     /// Returns the number of words.
@@ -116,26 +120,50 @@ impl SharedMemory {
         self.count == 0
     }
 
-    /// Returns the word at `at`.
+    /// Returns the word at `at`, without an order to other accesses.
     ///
     /// # Panics
     ///
     /// Panics if `at` is out of bounds. Callers pass only positions that they computed or checked.
     #[inline]
     #[must_use]
-    pub fn word(&self, at: usize) -> &AtomicU64 {
+    pub fn load_word(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Relaxed)
+    }
+
+    /// Returns the word at `at` for a store.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `at` is out of bounds or the mapping is read-only.
+    #[inline]
+    #[must_use]
+    pub fn writable_word(&self, at: usize) -> &AtomicU64 {
+        self.assert_writable();
+        self.word(at)
+    }
+
+    #[inline]
+    fn assert_writable(&self) {
+        assert!(self.is_writable, "memory (I1): a read-only mapping is only loaded");
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < self.count, "word {at} of {}", self.count);
-        // SAFETY:
-        // * `at` was checked against `count` above. The allocation or mapping has `count` words and
-        //   lives as long as `self` (I2).
-        // * Mappings start at a page boundary and the heap is a slice of `AtomicU64`, so the
-        //   address is aligned. All bytes are initialized.
+        // SAFETY: `at < count` (asserted above). The slice or mapping has `count` aligned,
+        // initialized words and lives as long as `self`; a mapped file does not shrink (I2).
         unsafe { self.words.add(at).as_ref() }
     }
 
     /// Writes `bytes` at word `at`. The last word is padded with zeros.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the range is out of bounds or the mapping is read-only.
     #[inline]
     pub fn store(&self, at: usize, bytes: &[u8]) {
+        self.assert_writable();
         let words = self.words(at, bytes.len().div_ceil(8));
         let (whole, rest) = bytes.as_chunks::<8>();
         for (word, chunk) in words.iter().zip(whole) {
@@ -172,10 +200,14 @@ impl SharedMemory {
 
     /// Stores `value` with release order: a thread that observes the value also sees all earlier
     /// writes of this thread.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `at` is out of bounds or the mapping is read-only.
     #[inline]
     pub fn publish(&self, at: usize, value: u64) {
         fence(Ordering::Release);
-        self.word(at).store(value, Ordering::Relaxed);
+        self.writable_word(at).store(value, Ordering::Relaxed);
     }
 
     /// Loads the word at `at` with acquire order. The caller also sees all writes before its
@@ -196,12 +228,17 @@ fn byte_len(count: usize) -> io::Result<usize> {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        if self.heap.is_none() {
+        if self.is_heap {
+            let heap = NonNull::slice_from_raw_parts(self.words, self.count);
             // SAFETY:
-            // * `map_file` mapped this range with this length. No reference outlives `self`.
-            let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.count * 8) };
-            debug_assert!(unmapped.is_ok());
+            // * `heap` leaked a box of this length. `self` owns it, and no reference outlives
+            //   `self`.
+            return drop(unsafe { Box::from_raw(heap.as_ptr()) });
         }
+        // SAFETY:
+        // * `map_file` mapped this range with this length. No reference outlives `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.count * 8) };
+        debug_assert!(unmapped.is_ok());
     }
 }
 
@@ -243,6 +280,14 @@ mod tests {
         assert!(rustix::io::write(&file, b"x").is_err());
         let theirs = SharedMemory::map(&file, 8, true).unwrap();
         memory.publish(3, 9);
-        assert_eq!(theirs.observe(3), 9);
+        assert_eq!((theirs.observe(3), theirs.load_word(3)), (9, 9));
+    }
+
+    /// Without the assertion the store would end the process by a signal.
+    #[test]
+    #[should_panic(expected = "memory (I1)")]
+    fn a_store_to_read_only_memory_panics() {
+        let (_memory, file) = SharedMemory::create(8, true).unwrap();
+        SharedMemory::map(&file, 8, true).unwrap().publish(3, 9);
     }
 }

@@ -309,7 +309,7 @@ impl RingReader {
             self.tail = tail;
         }
         let (first, until_end) = ring_position(self.head, self.size);
-        let header = inbox.word(self.data_at + first).load(std::sync::atomic::Ordering::Relaxed);
+        let header = inbox.load_word(self.data_at + first);
         let len = header & !CONTINUED;
         let words = 1 + len.div_ceil(8);
         if len >= CONTINUED || words > self.tail - self.head || words > self.size / 4 {

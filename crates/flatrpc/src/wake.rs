@@ -88,7 +88,7 @@ impl<B: Notifier> PeerWaker<B> {
     #[inline]
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
-        if self.sleep_flags.word(self.flag).load(Ordering::Relaxed) != 0 {
+        if self.sleep_flags.load_word(self.flag) != 0 {
             self.notifier.notify();
         }
     }
@@ -102,7 +102,7 @@ impl<'a> SleepGuard<'a> {
     /// Sets the flag in word `at` of `board`. The caller must poll once more and only then sleep.
     #[must_use]
     pub fn set(board: &'a SharedMemory, at: usize) -> SleepGuard<'a> {
-        let word = board.word(at);
+        let word = board.writable_word(at);
         word.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         SleepGuard(word)

@@ -96,8 +96,8 @@ proptest! {
     ) {
         let mut pipe = RingPair::new(false);
         for (at, value) in writes {
-            pipe.receiver.word(at % pipe.receiver.len()).store(value, Ordering::Relaxed);
-            pipe.sender.word(at % pipe.sender.len()).store(value, Ordering::Relaxed);
+            pipe.receiver.writable_word(at % pipe.receiver.len()).store(value, Ordering::Relaxed);
+            pipe.sender.writable_word(at % pipe.sender.len()).store(value, Ordering::Relaxed);
             let mut got = Vec::new();
             for _ in 0..RING {
                 if !matches!(pipe.incoming.read_record(&pipe.receiver, &mut got), Ok(Some(_))) {

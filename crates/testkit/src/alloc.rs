@@ -56,6 +56,7 @@ fn signed(size: usize) -> isize {
 // SAFETY:
 // * Every call is forwarded to another allocator. Counting neither allocates nor unwinds.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
+    // SAFETY: the contract is that of `GlobalAlloc::alloc`, which is passed on unchanged.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY:
@@ -63,6 +64,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         unsafe { self.0.alloc(layout) }
     }
 
+    // SAFETY: the contract is that of `GlobalAlloc::alloc_zeroed`, which is passed on unchanged.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY:
@@ -70,6 +72,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         unsafe { self.0.alloc_zeroed(layout) }
     }
 
+    // SAFETY: the contract is that of `GlobalAlloc::dealloc`, which is passed on unchanged.
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         count(-signed(layout.size()));
         // SAFETY:
@@ -77,6 +80,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         unsafe { self.0.dealloc(start, layout) }
     }
 
+    // SAFETY: the contract is that of `GlobalAlloc::realloc`, which is passed on unchanged.
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(signed(size));
         count(-signed(layout.size()));
@@ -190,13 +194,11 @@ impl FreeLists {
     }
 }
 
-// SAFETY:
-// * A block is either in a list, or in the unused rest of a chunk, or in use. Its size is that of
-//   its list, which is not below the layout's. Its alignment is `SIZE_CLASS`, because chunks are
-//   aligned so and all sizes are multiples of it.
-// * The list depends on the layout only. A freed block therefore enters a list of its own size in
-//   whichever thread frees it. The caller synchronizes the transfer between threads.
+// SAFETY: a block is in one list, in the unused rest of a chunk, or in use. The layout alone
+// selects the list, so a block returns to a list of its own size, in whichever thread frees it. All
+// sizes and addresses are multiples of `SIZE_CLASS`, the largest alignment.
 unsafe impl GlobalAlloc for PoolAllocator {
+    // SAFETY: the contract is that of `GlobalAlloc::alloc`.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match free_list_of(layout) {
             Some(list) => FREE_LISTS.with(|lists| lists.allocate(list)),
@@ -206,6 +208,7 @@ unsafe impl GlobalAlloc for PoolAllocator {
         }
     }
 
+    // SAFETY: the contract is that of `GlobalAlloc::alloc_zeroed`.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let Some(list) = free_list_of(layout) else {
             // SAFETY:
@@ -221,6 +224,7 @@ unsafe impl GlobalAlloc for PoolAllocator {
         piece
     }
 
+    // SAFETY: the contract is that of `GlobalAlloc::dealloc`.
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         match free_list_of(layout) {
             Some(list) => FREE_LISTS.with(|lists| lists.free_block(list, start)),
@@ -230,6 +234,7 @@ unsafe impl GlobalAlloc for PoolAllocator {
         }
     }
 
+    // SAFETY: the contract is that of `GlobalAlloc::realloc`.
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY:
         // * The caller guarantees that `size`, rounded up to the alignment, does not overflow.

@@ -143,6 +143,7 @@ impl File for CrashableFile {
     fn map(&self, len: u64) {
         self.inner.map(len);
     }
+    // SAFETY: the contract is that of `File::mapped`, which is passed on unchanged.
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
         // SAFETY:
         // * The caller's guarantee is the one that the file below requires.

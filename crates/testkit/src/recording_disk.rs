@@ -551,6 +551,7 @@ impl File for RecordingFile {
     fn map(&self, len: u64) {
         self.inner.map(len);
     }
+    // SAFETY: the contract is that of `File::mapped`, which is passed on unchanged.
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
         // SAFETY:
         // * The caller's guarantee is passed on unchanged.

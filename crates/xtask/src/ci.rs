@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::field;
 use crate::invariants;
 use crate::prose;
+use crate::safety;
 use crate::shell::{self, cargo, interleavings};
 use crate::{bindings, cross};
 
@@ -60,6 +61,8 @@ pub(crate) fn run() -> Result<(), String> {
     prose::prose(&[])?;
     println!("\n== invariants");
     invariants::invariants(&[])?;
+    println!("\n== safety");
+    safety::safety(&[])?;
     step(clippy())?;
     cross::cross_in_ci()?;
     let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf-db/metrics,sheaf-db/tokio"]);

@@ -18,6 +18,7 @@ mod invariants;
 mod ledger;
 mod prose;
 mod release;
+mod safety;
 mod seeded;
 mod shell;
 mod source;
@@ -41,6 +42,7 @@ cargo xtask bindings-python                     builds the wheel of the Python b
                                                 runs its tests, and checks its types; takes Python 3.11 or later
 cargo xtask invariants                          each numbered invariant of a module header has an assert that names it,
                                                 or a row in docs/invariants.md with the reason
+cargo xtask safety                              each unsafe block, impl and function has a note of at most three lines
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
 cargo xtask golden                              makes the golden databases of the format that may still change
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Some("field") => field::field(&words[1..]),
         Some("bindings") => bindings::bindings(&words[1..]),
         Some("invariants") => invariants::invariants(&words[1..]),
+        Some("safety") => safety::safety(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),
         Some("golden") if words.len() == 1 => golden(),
         Some("release") => release::release(&words[1..]),

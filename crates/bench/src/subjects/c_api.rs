@@ -31,6 +31,11 @@ pub(super) fn write_buffer(cache: usize) -> usize {
 }
 
 /// Calls that both libraries have, and two with an implementation for each library.
+///
+/// # Safety
+///
+/// * Objects must be alive and created by the library of the table; an error parameter must be
+///   null. A pointer with a length must refer to as many bytes.
 pub(super) struct CApi {
     pub(super) close: unsafe extern "C" fn(CObject),
     pub(super) put:
@@ -327,6 +332,7 @@ impl Drop for CIterator<'_> {
 /// Declares the calls that differ only in their prefix, and fills in a table of them.
 macro_rules! calls {
     ($library:literal, $table:ident, get: $get:ident, sync: $sync:ident, $($field:ident = $name:ident ($($argument:ty),*) $(-> $answer:ty)?;)*) => {
+        // SAFETY: the callers of the macro pass the signatures of the library's header `c.h`.
         #[link(name = $library)]
         unsafe extern "C" {
             $(fn $name($(_: $argument),*) $(-> $answer)?;)*

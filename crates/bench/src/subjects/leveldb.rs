@@ -39,6 +39,7 @@ calls! {
     writeoptions_set_sync = leveldb_writeoptions_set_sync (CObject, u8);
 }
 
+// SAFETY: the signatures are those of the header `leveldb/c.h`.
 unsafe extern "C" {
     fn leveldb_options_create() -> CObject;
     fn leveldb_options_destroy(options: CObject);
@@ -88,6 +89,10 @@ pub(super) fn open(dir: &Path, setting: StoreSetting) -> Result<CStore> {
 }
 
 /// Reads a value. The library has only a call that copies it into an allocation.
+///
+/// # Safety
+///
+/// * As for the calls of [`CApi`](super::c_api::CApi); `key` must have `key_len` bytes.
 unsafe fn get(
     db: CObject,
     read: CObject,
@@ -109,6 +114,11 @@ unsafe fn get(
     }
 }
 
+/// Syncs the log to the device.
+///
+/// # Safety
+///
+/// * As for the calls of [`CApi`](super::c_api::CApi).
 unsafe fn sync(db: CObject, write_synced: CObject, error: *mut CErrorText) {
     // SAFETY: the caller provides valid objects. The batch is created and destroyed here.
     unsafe {

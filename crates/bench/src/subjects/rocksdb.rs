@@ -41,6 +41,7 @@ calls! {
     writeoptions_set_sync = rocksdb_writeoptions_set_sync (CObject, u8);
 }
 
+// SAFETY: the signatures are those of the header `rocksdb/c.h`.
 unsafe extern "C" {
     fn rocksdb_options_create() -> CObject;
     fn rocksdb_options_destroy(options: CObject);
@@ -106,6 +107,10 @@ pub(super) fn open(dir: &Path, setting: StoreSetting, blobs: bool) -> Result<CSt
 }
 
 /// Reads a value by a pin, without a copy.
+///
+/// # Safety
+///
+/// * As for the calls of [`CApi`](super::c_api::CApi); `key` must have `key_len` bytes.
 unsafe fn get(
     db: CObject,
     read: CObject,
@@ -128,6 +133,11 @@ unsafe fn get(
     }
 }
 
+/// Syncs the log to the device.
+///
+/// # Safety
+///
+/// * As for the calls of [`CApi`](super::c_api::CApi).
 unsafe fn sync(db: CObject, _write_synced: CObject, error: *mut CErrorText) {
     // SAFETY: the caller provides valid objects.
     unsafe { rocksdb_flush_wal(db, 1, error) };

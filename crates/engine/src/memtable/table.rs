@@ -366,10 +366,10 @@ impl<const LINK: usize> KeyTable<LINK> {
     }
 
     #[inline]
-    fn cells<'g>(stripe: &HashStripe, _guard: &'g Guard) -> Option<&'g HashCells> {
+    fn cells<'g>(stripe: &'g HashStripe, _guard: &'g Guard) -> Option<&'g HashCells> {
         // SAFETY:
-        // * The pointer comes from a box. The box is freed with `self`, or after it was replaced
-        //   and all guards of that time have ended.
+        // * The pointer comes from a box. The box is freed with the table, whose stripe is
+        //   borrowed, or after it was replaced and all guards of that time have ended.
         unsafe { stripe.cells.load(Ordering::Acquire).as_ref() }
     }
 

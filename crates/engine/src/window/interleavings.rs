@@ -7,7 +7,9 @@ use sheaf_platform::error::PoisonCause;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{CommitProgress, CommitWindow, OpenTail, RecentKeys, ReserveDecision, Stripes, TailSet};
+use super::{
+    ChangedKey, CommitProgress, CommitWindow, OpenTail, RecentKeys, ReserveDecision, Stripes, TailSet,
+};
 use crate::contract::Bounds;
 use sheaf_log::segment::{DATA_START, Segment, SegmentIdentity};
 use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};

@@ -373,7 +373,7 @@ impl CedrusEngine {
     /// Compares a record with the other records of its key. The highest seq wins, and of two copies
     /// the one in the trie.
     fn add_candidate<'g>(
-        &self,
+        &'g self,
         settled: &mut HashReplayResult<'g>,
         address: Address,
         is_in_trie: bool,

@@ -134,7 +134,7 @@ impl CedrusEngine {
     // Records of the log.
 
     /// Returns the frame at an address from the trie, and verifies its checksum.
-    pub(crate) fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
+    pub(crate) fn frame<'g>(&'g self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.context.segments.at(address.slot(), guard) {
             Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
             None => Err(self.dangling_address_error(address)),
@@ -167,14 +167,14 @@ impl CedrusEngine {
 
     /// Returns the record at `address` if its key is `key`.
     #[inline]
-    fn read<'g>(&self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
+    fn read<'g>(&'g self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let frame = self.frame(address, guard)?;
         let is_key = self.record(address, &frame, guard)?.key == key;
         Ok(is_key.then_some(LoggedEntry { address, frame }))
     }
 
     #[inline]
-    fn find<'g>(&self, hash: KeyHash, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
+    fn find<'g>(&'g self, hash: KeyHash, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         for address in self.find_addresses(hash, guard)? {
             self.request_both_pages(address, guard);
             if let Some(record) = self.read(address, key, guard)? {
@@ -188,7 +188,7 @@ impl CedrusEngine {
     /// match, the checksum is not verified, because no content of the record is returned. If they
     /// do not match, the checksum is verified before the record counts as another key's.
     fn find_to_replace<'g>(
-        &self,
+        &'g self,
         found: &[Address],
         key: &[u8],
         guard: &'g Guard,
@@ -214,7 +214,7 @@ impl CedrusEngine {
 
     /// Returns the record of `key` that a view at `at` reads.
     #[inline]
-    fn find_at<'g>(&self, at: Seq, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
+    fn find_at<'g>(&'g self, at: Seq, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let hash = self.hash(key);
         let head = self.find(hash, key, guard)?;
         if at == Seq::LATEST || head.as_ref().is_some_and(|record| record.seq() <= at) {

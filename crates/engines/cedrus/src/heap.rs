@@ -303,7 +303,7 @@ impl PageHeap {
     pub(crate) fn restore_evicted<'g>(
         &mut self,
         page: u32,
-        pages: &ResidentPages,
+        pages: &'g ResidentPages,
         guard: &'g Guard,
     ) -> Option<&'g [AtomicU64]> {
         if let Some(words) = pages.get(page, guard) {
@@ -328,7 +328,7 @@ impl PageHeap {
     pub(crate) fn make_writable<'g>(
         &mut self,
         page: u32,
-        pages: &ResidentPages,
+        pages: &'g ResidentPages,
         guard: &'g Guard,
     ) -> Option<&'g [AtomicU64]> {
         let words = self.restore_evicted(page, pages, guard)?;
@@ -411,7 +411,7 @@ impl PageHeap {
         &mut self,
         kind: PageKind,
         lines: usize,
-        pages: &ResidentPages,
+        pages: &'g ResidentPages,
         guard: &'g Guard,
     ) -> Option<((u32, usize), &'g [AtomicU64])> {
         let page = match self.with_run(kind, lines) {
@@ -475,7 +475,7 @@ impl PageHeap {
         page: u32,
         line: usize,
         lines: usize,
-        pages: &ResidentPages,
+        pages: &'g ResidentPages,
         guard: &'g Guard,
     ) -> Option<(usize, &'g [AtomicU64])> {
         let own = run_mask(line, lines);

@@ -19,8 +19,9 @@
 //!
 //! ## Invariants
 //!
-//! 1. The memory of a page is reused only after all guards under which a thread could find it have
-//!    ended.
+//! 1. The memory of a page is reused or released only after all guards under which a thread could
+//!    find it have ended: a deferred function returns the frame to the pool, unless it was
+//!    restored.
 //! 2. One thread at a time, under the heap's lock, puts, removes, evicts and restores pages and
 //!    changes `WRITABLE`.
 //! 3. A frame has one owner: a [`NewPage`], a slot, limbo, or the pool. Chunks are freed with the
@@ -178,19 +179,9 @@ impl FramePool {
             {
                 prefer_base_pages(chunk, HUGE_PAGE);
             }
-            // SAFETY:
-            // * The bytes are a frame of a chunk. The pool owns the chunk and lives longer than
-            //   this call.
-            // * No thread reads or writes the frame. It has come to `frames` in one of three ways:
-            //   from a new chunk, from a `NewPage` that was never in a slot, or by a deferred
-            //   function of the guard under which it was removed from its slot.
-            // * In the last case all guards under which a thread could find the frame have ended
-            //   (I1). The function has also removed it from limbo, and does nothing for a frame
-            //   that was restored to a slot.
-            // * No thread can allocate the frame now: `allocate` needs the lock that this function
-            //   holds.
-            // * The frame is read again only after `ResidentPages::new_page` has written all of its
-            //   words. Zeros would be valid words too.
+            // SAFETY: whole frames of a chunk that the pool owns. No thread uses a frame in
+            // `frames` (I1, I3), and none allocates it while the lock is held. `new_page` writes
+            // all words of a frame before they are read.
             unsafe { release_pages(start, bytes) }
         };
         released.extend(frames.extract_if(.., has_gone));
@@ -229,10 +220,8 @@ pub(crate) struct NewPage {
 impl NewPage {
     pub(crate) fn words(&self) -> &[AtomicU64] {
         let Some(frame) = self.frame else { return &[] };
-        // SAFETY:
-        // * The frame has `pool.words` words. All are initialized: zero at first, words of a page
-        //   later.
-        // * `self` owns the frame (I3).
+        // SAFETY: `self` owns the frame (I3). It has `pool.words` words, all initialized: zero at
+        // first, words of a page later.
         unsafe { std::slice::from_raw_parts(frame.as_ptr(), self.pool.words) }
     }
 
@@ -274,16 +263,14 @@ impl ResidentPages {
         if first.is_null() {
             return None;
         }
-        // SAFETY:
-        // * A chunk, once published, stays until `self` is dropped. It has `FIRST_CHUNK_PAGES <<
-        //   chunk` slots.
-        // * `at` is less than that.
+        // SAFETY: a chunk, once published, stays until `self` is dropped. It has `FIRST_CHUNK_PAGES
+        // << chunk` slots, and `at` is less than that.
         Some(unsafe { &*first.add(at) })
     }
 
     /// Returns the words of a page that is in memory, and marks the page as used.
     #[inline]
-    pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
+    pub(crate) fn get<'g>(&'g self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         let slot = self.slot(page)?;
         let start = slot.load(Ordering::Acquire);
         if start.addr() & REFERENCED == 0 && !start.is_null() {
@@ -295,13 +282,13 @@ impl ResidentPages {
     }
 
     /// Like [`ResidentPages::get`], but does not mark the page as used.
-    pub(crate) fn peek<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
+    pub(crate) fn peek<'g>(&'g self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         self.words(self.slot(page)?.load(Ordering::Acquire), guard)
     }
 
     /// Returns the words of a page if it is writable.
     #[inline]
-    pub(crate) fn get_writable<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
+    pub(crate) fn get_writable<'g>(&'g self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         let start = self.slot(page)?.load(Ordering::Acquire);
         if start.addr() & WRITABLE == 0 { None } else { self.words(start, guard) }
     }
@@ -321,17 +308,14 @@ impl ResidentPages {
 
     /// Returns the words of the frame in a slot.
     #[inline]
-    fn words<'g>(&self, start: *mut AtomicU64, _guard: &'g Guard) -> Option<&'g [AtomicU64]> {
+    fn words<'g>(&'g self, start: *mut AtomicU64, _guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         if start.is_null() {
             return None;
         }
         let start = start.map_addr(|at| at & !FLAG_BITS);
-        // SAFETY:
-        // * The frame has `pool.words` initialized words.
-        // * It returns to the pool only after all guards that were pinned when it was removed from
-        //   its slot (I1).
-        // * The pool lives until then: the deferred function that returns the frame holds a
-        //   reference to it.
+        // SAFETY: the frame has `pool.words` initialized words. It returns to the pool only after
+        // all guards that were pinned when it was removed from its slot (I1). The pool is freed
+        // after them and after `self`, which is borrowed.
         Some(unsafe { std::slice::from_raw_parts(start, self.pool.words) })
     }
 
@@ -418,10 +402,9 @@ impl Drop for ResidentPages {
             if first.is_null() {
                 continue;
             }
-            // SAFETY:
-            // * `put` made the chunk by `Box::into_raw`, with this number of slots.
-            // * `&mut self`: no other thread uses it. The frames in its slots are freed with the
-            //   chunks of the pool.
+            // SAFETY: `put` made the chunk by `Box::into_raw`, with this number of slots. `&mut
+            // self`: no other thread uses it. The frames in its slots are freed with the chunks of
+            // the pool.
             drop(unsafe {
                 Box::from_raw(std::ptr::slice_from_raw_parts_mut(
                     first,

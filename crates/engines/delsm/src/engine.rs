@@ -7,14 +7,17 @@
 //! replace the whole state. Readers pin the epoch and take no lock. Locks in order of acquisition:
 //! the stripes of the store, `work` (never acquired while a stripe is held), the lock of `state`.
 
+mod commits;
+mod pressure;
+mod reads;
+
 use std::sync::Arc;
 
 use sheaf_engine::backup_files::PinnedFiles;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineCheckpoint, EngineCommits, EngineInfo, EngineOp,
-    EnginePressure, EngineReads, EngineRecovery, EngineStats, HashedKey, ImageSink, ImageSource, Ingest,
-    Preparation, Projection, ReplayRecord,
+    Capabilities, Engine, EngineCheckpoint, EngineInfo, EngineReads, EngineRecovery, EngineStats, ImageSink,
+    ImageSource, Ingest, ReplayRecord,
 };
 use sheaf_engine::idle::IdleDetector;
 use sheaf_engine::memtable::prefix::KeyPrefix;
@@ -22,8 +25,6 @@ use sheaf_engine::memtable::{
     Memtable, MemtableLayer, MemtableVersion as MemVersion, Memtables, VersionWord,
 };
 use sheaf_engine::views::{PinnedVersions, Views};
-use sheaf_log::blob::BlobRef;
-use sheaf_log::blob_reader::{StoredValue, ValueCache};
 use sheaf_log::options::EngineOptions;
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
@@ -32,38 +33,19 @@ use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{self, Guard};
 use sheaf_platform::sync::{Mutex, Published};
 
-use crate::files::list::ValueRef;
 use crate::maintenance::MaintenanceState;
 use crate::maintenance::ingest::DelsmIngest;
-use crate::read::cursor::DelsmCursor;
 use crate::read::removed_ranges::RemovedRangeMap;
 use crate::sizes::Sizes;
-use crate::tree::{DelsmState, KeyspaceContext, Table, Version};
+use crate::tree::{DelsmState, KeyspaceContext, Version};
 
 /// Name of the engine in the catalog.
 pub(crate) const NAME: &str = "delsm";
-/// Divisor of the memory budget: a larger memtable is due for a checkpoint.
-const MEMTABLE_BUDGET_DIVISOR: u64 = 6;
-/// Number of full memtables at which the store throttles writers, if no other one can be frozen.
-const MEMTABLES_IN_BUDGET: u64 = 5;
 /// Index of the memtable sum: estimated bytes of its content in lists and packs.
 const TABLE_BYTES_SUM: usize = 0;
 /// Index of the memtable sum: wasted bytes of its records in the journal
 /// ([`DelsmEngine::note_waste`]).
 const WASTE: usize = 1;
-/// Waste in the journal, in percent of the live data, above which a memtable is due.
-const WASTE_SHARE: u64 = 50;
-/// Pressure, in percent, when the waste is just large enough to make a memtable due. The store
-/// throttles writers above 100, which is about one and a half times that waste.
-const DUE_PRESSURE_PERCENT: u64 = 69;
-/// Upper estimate of the bytes of a list entry in addition to its key, including its share of the
-/// foot.
-const LIST_ENTRY_OVERHEAD: usize = 40;
-/// Number of removals between two scans for removed ranges, while the scans are successful.
-const RESCAN_REMOVALS: u64 = 4;
-/// Divisor of the memory budget. If the budget is used up and the memtables use more than this part
-/// of it, they are flushed before a write is refused.
-const MEMORY_HIGH_DIVISOR: u64 = 8;
 
 /// Engine instance of one keyspace.
 pub(crate) struct DelsmEngine {
@@ -102,16 +84,6 @@ pub(crate) struct DelsmEngine {
     pub(crate) has_released_views: AtomicBool,
     /// Blobs of tables that are not published yet (`ingest.rs`).
     pub(crate) ingested_blobs: Mutex<Vec<u64>>,
-}
-
-/// Result of a lookup.
-pub(crate) enum LookupResult<'a> {
-    /// The value is in a memtable.
-    Memtable(RecordContent<'a>),
-    /// The value is in a table.
-    Table(&'a Arc<Table>, ValueRef),
-    /// The key was removed, or never existed.
-    Absent,
 }
 
 impl DelsmEngine {
@@ -186,18 +158,6 @@ impl DelsmEngine {
             .replace(guard, |now| DelsmState { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
     }
 
-    /// Returns true if the active memtable is as large as a memtable for a flush should be.
-    fn is_full(&self, active: &Memtable) -> bool {
-        self.memtable_blobs[0].load(Ordering::Relaxed) >= self.sizes.max_memtable_files
-            || self.memtable_blobs[1].load(Ordering::Relaxed) >= self.sizes.max_memtable_file_bytes
-            || active.bytes() > self.full_memtable_bytes()
-    }
-
-    /// Returns the memory of a memtable above which it is due for a flush.
-    fn full_memtable_bytes(&self) -> u64 {
-        self.keyspace.context.memory.budget() / MEMTABLE_BUDGET_DIVISOR
-    }
-
     /// Returns the frozen memtables, oldest first, whose commits are all durable, up to `certain`.
     /// One flush writes all of them: level 0 gets one table instead of several, which would cause
     /// more merges, and no version that another one supersedes is written.
@@ -205,151 +165,6 @@ impl DelsmEngine {
         let guard = &epoch::pin();
         let frozen = self.state(guard).memtables.all_frozen();
         frozen.iter().take_while(|memtable| memtable.newest() <= certain).cloned().collect()
-    }
-
-    /// Calls `with` with the version of `key` that is visible at `at` in `state`. The result from a
-    /// table is valid only with the same state: a later state may have other tables, and an earlier
-    /// one may lack the pack that the result names.
-    #[inline]
-    fn look_up<R>(
-        &self,
-        state: &DelsmState,
-        (at, key): (Seq, &[u8]),
-        guard: &Guard,
-        with: impl FnOnce(LookupResult<'_>) -> Result<R>,
-    ) -> Result<R> {
-        let hash = self.keyspace.hash(key);
-        if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
-            if at == Seq::LATEST {
-                self.keyspace.context.wait_visible(version.seq)?;
-            }
-            if version.word.is_tombstone() {
-                return with(LookupResult::Absent);
-            }
-            return memtable.content(version.word, &self.keyspace.context, guard, |content| {
-                with(LookupResult::Memtable(content))
-            });
-        }
-        match state.version.find(hash, key, at)? {
-            None | Some((_, _, ValueRef::Removed)) => with(LookupResult::Absent),
-            Some((table, _, what)) => with(LookupResult::Table(table, what)),
-        }
-    }
-
-    /// Returns the seq of the version of `key` that is visible at `at`. Reads only the word in the
-    /// memtable or the key list, but no value. If `is_revealed`, waits until the commit of an entry
-    /// in a memtable is visible before the entry counts.
-    fn visible_seq(&self, at: Seq, key: &[u8], is_revealed: bool, guard: &Guard) -> Result<Option<Seq>> {
-        let (state, hash) = (self.state(guard), self.keyspace.hash(key));
-        if let Some((_, version)) = state.memtables.find(hash, key, at, guard) {
-            if is_revealed {
-                self.keyspace.context.wait_visible(version.seq)?;
-            }
-            return Ok((!version.word.is_tombstone()).then_some(version.seq));
-        }
-        let found = state.version.find(hash, key, at)?;
-        Ok(found.and_then(|(_, seq, what)| (what != ValueRef::Removed).then_some(seq)))
-    }
-
-    /// Returns true if the record of `op` would exceed the budget even after eviction of all
-    /// caches. The check includes the memory that the memtables will need in the index.
-    fn is_over_budget(&self, op: &EngineOp<'_>, state: &DelsmState) -> bool {
-        let more = state.memtables.bytes_needed(op, self.sizes.index_bytes_per_key);
-        let memory = &self.keyspace.context.memory;
-        self.keyspace.context.blob_cache.evict_to_fit(more, memory);
-        !memory.has_room_without_caches(more)
-    }
-
-    /// Passes the value of `key` at `at` to `found`. With `from_cache`, passes the cached bytes of
-    /// a file instead of the file, if there are any.
-    fn read_value(
-        &self,
-        at: Seq,
-        key: &[u8],
-        from_cache: bool,
-        found: &mut dyn FnMut(StoredValue<'_>),
-    ) -> Result<bool> {
-        let cached = |blob: &BlobRef, found: &mut dyn FnMut(StoredValue<'_>)| {
-            let bytes = if from_cache { self.keyspace.context.blob_cache.get(blob.id) } else { None };
-            bytes.inspect(|bytes| found(StoredValue::Bytes(bytes))).is_some()
-        };
-        let mut missed = None;
-        loop {
-            let guard = &epoch::pin();
-            let state = self.state(guard);
-            // The inner error has the file that is missing, and its place.
-            let answer = self.look_up(state, (at, key), guard, |what| match what {
-                LookupResult::Absent => Ok(Ok(false)),
-                LookupResult::Memtable(RecordContent::Put(value)) => {
-                    found(StoredValue::Bytes(value));
-                    Ok(Ok(true))
-                }
-                LookupResult::Memtable(RecordContent::Blob(blob)) if cached(&blob, found) => Ok(Ok(true)),
-                LookupResult::Memtable(RecordContent::Blob(blob)) => {
-                    match self.keyspace.context.blobs.open(&blob)? {
-                        Some(file) => {
-                            found(StoredValue::Blob(file));
-                            Ok(Ok(true))
-                        }
-                        None => Ok(Err((0, blob.id, self.keyspace.context.blobs.missing_error(&blob)))),
-                    }
-                }
-                LookupResult::Memtable(RecordContent::Remove | RecordContent::RemoveRange(_))
-                | LookupResult::Table(_, ValueRef::Removed) => Ok(Ok(false)),
-                LookupResult::Table(_, ValueRef::Packed { pack, offset, len, sum }) => {
-                    let Some(pack) = state.version.packs.get(&pack) else {
-                        return Err(crate::recovery::check::missing_pack_error(&self.keyspace, pack));
-                    };
-                    pack.read(offset, len, sum, |value| found(StoredValue::Bytes(value)))?;
-                    Ok(Ok(true))
-                }
-                LookupResult::Table(_, ValueRef::File { blob, .. }) if cached(&blob, found) => Ok(Ok(true)),
-                LookupResult::Table(table, ValueRef::File { blob, location }) => {
-                    match table.open_blob(key, &blob, location)? {
-                        Some(file) => {
-                            found(StoredValue::Blob(file));
-                            Ok(Ok(true))
-                        }
-                        None => Ok(Err((table.list.number() + 1, blob.id, table.missing_error(key, &blob)))),
-                    }
-                }
-            })?;
-            // A file may be moved, or removed after it was superseded: then the next lookup finds
-            // the new state. A file that is missing twice in the same place is lost.
-            match answer {
-                Ok(is_there) => return Ok(is_there),
-                Err((place, id, error)) => {
-                    if missed.replace((place, id)) == Some((place, id)) {
-                        return Err(error);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Scans around the removed `key` for a removed range, if a scan is due. The next scan is due
-    /// soon if this one passed many removed keys: removals there come in no order.
-    fn record_ranges_if_due(&self, key: &[u8]) {
-        let [removed, due] = &self.removal_scan_counters;
-        if removed.load(Ordering::Relaxed) < due.load(Ordering::Relaxed) {
-            return;
-        }
-        removed.store(0, Ordering::Relaxed);
-        let is_worth_it = self.record_ranges_around(key) >= 2 * self.sizes.min_removed_run as u64;
-        let later = (2 * due.load(Ordering::Relaxed)).min(self.sizes.removals_per_scan);
-        due.store(if is_worth_it { RESCAN_REMOVALS.min(later) } else { later }, Ordering::Relaxed);
-    }
-
-    /// Counts the bytes of a record in a list and of its value in a pack, or the blob of the
-    /// record.
-    fn count_table_bytes(&self, active: &Memtable, key: &[u8], content: &RecordContent<'_>) {
-        if let RecordContent::Blob(blob) = content {
-            self.memtable_blobs[0].fetch_add(1, Ordering::Relaxed);
-            self.memtable_blobs[1].fetch_add(u64::from(blob.len), Ordering::Relaxed);
-        }
-        let packed = if let RecordContent::Put(value) = content { value.len() } else { 0 };
-        let bytes = key.len() + packed + LIST_ENTRY_OVERHEAD;
-        active.add_to_sum(TABLE_BYTES_SUM, bytes as u64);
     }
 
     /// Replays a record that no table contains.
@@ -370,19 +185,6 @@ impl DelsmEngine {
         active.put_unsorted(place, hash, record.key, version, &self.keyspace.context, guard);
         self.count_table_bytes(active, record.key, &record.content);
         self.note_waste(active, record.span, place == 0);
-    }
-
-    /// Counts the wasted bytes of a record in the journal: a flush makes them superfluous, and no
-    /// table needs them. A key that the memtable already has wastes its whole record. A new key of
-    /// the memtable wastes the fraction of keys that tables already have.
-    fn note_waste(&self, active: &Memtable, span: u32, is_first: bool) {
-        let fresh = if is_first { self.new_key_percent.load(Ordering::Relaxed).min(100) } else { 0 };
-        active.add_to_sum(WASTE, u64::from(span) * (100 - fresh) / 100);
-    }
-
-    /// Returns the waste in the journal above which a memtable is due.
-    fn most_waste(&self) -> u64 {
-        (self.live_bytes.load(Ordering::Relaxed) / 100 * WASTE_SHARE).max(self.sizes.least_waste)
     }
 
     /// Lists the blobs in the blob store that this keyspace uses: those of memtables, and those
@@ -417,120 +219,6 @@ impl EngineInfo for DelsmEngine {
 
     fn log(&self) -> LogId {
         LogId::Journal
-    }
-}
-
-impl EngineReads for DelsmEngine {
-    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
-        self.read_value(at, key, false, found)
-    }
-
-    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let mut file = None;
-        let is_there = self.read_value(at, key, true, &mut |stored| match stored {
-            StoredValue::Bytes(bytes) => found(bytes),
-            StoredValue::Blob(value) => {
-                file = Some(value.with_cache(Arc::clone(&self.keyspace.context) as Arc<dyn ValueCache>))
-            }
-        })?;
-        if let Some(file) = file {
-            file.read(found)?;
-        }
-        Ok(is_there)
-    }
-
-    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        Ok(self.visible_seq(at, key, at == Seq::LATEST, &epoch::pin())?.is_some())
-    }
-
-    fn prefetch(&self, keys: &[HashedKey<'_>], _entries: bool) {
-        let guard = &epoch::pin();
-        let state = self.state(guard);
-        for key in keys {
-            let hash = self.keyspace.hash(key.key);
-            state.memtables.prefetch(hash, guard);
-        }
-    }
-
-    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
-        Ok(Box::new(DelsmCursor::new(self, at, bounds, projection)))
-    }
-
-    fn len(&self) -> Result<u64> {
-        self.count_keys(u64::MAX)
-    }
-
-    fn is_empty(&self) -> Result<bool> {
-        Ok(self.count_keys(1)? == 0)
-    }
-}
-
-impl EngineCommits for DelsmEngine {
-    fn blob_threshold(&self) -> usize {
-        self.sizes.max_packed_bytes
-    }
-
-    fn takes_blob_files(&self) -> bool {
-        true
-    }
-
-    fn removes_ranges(&self) -> bool {
-        true
-    }
-
-    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
-        if matches!(op.action, Action::Remove) && op.ops_before == 0 {
-            self.record_ranges_if_due(op.key);
-        }
-        let guard = &epoch::pin();
-        let hash = self.keyspace.hash(op.key);
-        let state = self.state(guard);
-        state.memtables.active.prepare(
-            op,
-            hash,
-            (&self.keyspace.context, guard),
-            &self.pinned_versions,
-            (|op: &EngineOp<'_>| self.is_over_budget(op, state), || self.is_memory_high()),
-            |key| Ok(self.visible_seq(Seq::LATEST, key, false, guard)?.unwrap_or(Seq::ZERO)),
-        )
-    }
-
-    fn is_current(&self, op: &EngineOp<'_>) -> bool {
-        let guard = &epoch::pin();
-        self.state(guard).memtables.active.is_current(op, guard)
-    }
-
-    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
-        let Some(content) = op.action.content() else { return };
-        let guard = &epoch::pin();
-        let active = &self.state(guard).memtables.active;
-        if let RecordContent::RemoveRange(end) = content {
-            self.pinned_versions.update(views);
-            self.pinned_versions.note_superseded(Seq(1), seq, views); // one for all in the range
-            active.remove_range(op.key, end, seq, views, &self.keyspace.context, guard);
-            self.note_waste(active, op.span, false);
-            return self.removed_ranges.note_range(op.key, end, seq);
-        }
-        let version = MemVersion { word: VersionWord::of(&content, op.address), seq };
-        active.note_superseded(op, seq, views, &self.pinned_versions);
-        let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
-        let is_kept = active.put(record, hash, op.key, version, views, &self.keyspace.context, guard);
-        self.count_table_bytes(active, op.key, &content);
-        self.note_waste(active, op.span, record == 0);
-        match content {
-            RecordContent::Remove => drop(self.removal_scan_counters[0].fetch_add(1, Ordering::Relaxed)),
-            _ => self.removed_ranges.note_put(op.key),
-        }
-        if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
-            self.keyspace.context.retire_blob(seq, id);
-        }
-    }
-
-    /// Only updates the count of pinned versions. The versions are dropped when their memtable or
-    /// table is next written, at the latest when the database is idle.
-    fn trim(&self, views: &Views, visible: Seq) {
-        self.has_released_views.store(true, Ordering::Relaxed);
-        self.pinned_versions.trim(views, visible);
     }
 }
 
@@ -577,63 +265,6 @@ impl EngineCheckpoint for DelsmEngine {
 
     fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
         Ok(Some(Box::new(self.pin_tables()?)))
-    }
-}
-
-impl EnginePressure for DelsmEngine {
-    /// Returns the space for the flush of all memtables, for a merge of their lists with all other
-    /// lists, and for directories and the manifest.
-    fn disk_reserve(&self) -> Option<u64> {
-        let logged = self.log_bytes_needed();
-        let lists = logged + self.list_bytes.load(Ordering::Relaxed);
-        Some(if lists == 0 { 0 } else { logged + 2 * lists + self.sizes.min_reserve_bytes })
-    }
-
-    fn log_bytes_needed(&self) -> u64 {
-        self.frozen_table_bytes.load(Ordering::Relaxed)
-            + self.state(&epoch::pin()).memtables.active.sum(TABLE_BYTES_SUM)
-    }
-
-    fn wants_checkpoint(&self) -> bool {
-        let guard = &epoch::pin();
-        let state = self.state(guard);
-        let active = &state.memtables.active;
-        let rest = self.idle_detector.observe(active.newest());
-        // Asks after 1, 2, 4, ... times `idle_samples` observations, so that an idle memtable is
-        // not examined again and again.
-        let (looked, looks) = (rest.saturating_add(1), self.sizes.idle_samples);
-        let is_turn = looked.is_multiple_of(looks) && (looked / looks).is_power_of_two();
-        state.memtables.frozen().is_some()
-            || self.is_full(active)
-            || active.ranges().is_flush_due(rest >= looks, guard)
-            || active.sum(WASTE) > self.most_waste()
-            || (active.count() >= self.sizes.min_idle_keys && rest >= looks)
-            || (!active.is_empty() && is_turn && self.is_superseding_much(state, guard).unwrap_or(false))
-    }
-
-    /// Returns the larger of two values, while a memtable is frozen. The first is the waste of all
-    /// memtables, as a percentage of the waste above which the store throttles writers. The memory
-    /// limit does not bound the journal while a memtable waits for a merge and is flushed: a key
-    /// that is overwritten uses no more memory. The second is the memory of the memtables, once the
-    /// last of the frozen ones is in use.
-    fn pressure_percent(&self) -> u64 {
-        let guard = &epoch::pin();
-        let memtables = &self.state(guard).memtables;
-        if memtables.frozen().is_none() {
-            return 0;
-        }
-        let waste = self.wasted_bytes.load(Ordering::Relaxed).saturating_add(memtables.active.sum(WASTE));
-        let of_waste = waste.saturating_mul(DUE_PRESSURE_PERCENT) / self.most_waste().max(1);
-        if memtables.all_frozen().len() < self.sizes.max_frozen {
-            return of_waste;
-        }
-        let most = self.full_memtable_bytes().saturating_mul(MEMTABLES_IN_BUDGET);
-        of_waste.max(memtables.bytes().saturating_mul(100) / most.max(1))
-    }
-
-    fn is_memory_high(&self) -> bool {
-        let guard = &epoch::pin();
-        self.state(guard).memtables.bytes() > self.keyspace.context.memory.budget() / MEMORY_HIGH_DIVISOR
     }
 }
 

@@ -104,7 +104,7 @@ impl<I: Index> FlatEngine<I> {
 
     /// Returns the entry of `key` that the index refers to.
     #[inline]
-    fn find<'g>(&self, hashed_key: HashedKey<'_>, guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
+    fn find<'g>(&'g self, hashed_key: HashedKey<'_>, guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let mut found = Ok(None);
         self.index.matches(hashed_key, guard, |address| match self.read(address, hashed_key.key, guard) {
             Ok(None) => true,
@@ -118,7 +118,7 @@ impl<I: Index> FlatEngine<I> {
 
     /// Returns the entry at `address` if its key is `key`.
     #[inline]
-    fn read<'g>(&self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
+    fn read<'g>(&'g self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let frame = self.context.segments.frame(address, guard)?;
         let is_key = self.record(address, &frame, guard)?.key == key;
         Ok(is_key.then_some(LoggedEntry { address, frame }))
@@ -131,7 +131,7 @@ impl<I: Index> FlatEngine<I> {
     /// Also returns the id of the blob that the entry refers to, and the set hash of all entries
     /// that were read.
     fn find_to_replace<'g>(
-        &self,
+        &'g self,
         hashed_key: HashedKey<'_>,
         guard: &'g Guard,
     ) -> Result<(Option<Prior<'g>>, AddressSetHash)> {
@@ -173,7 +173,7 @@ impl<I: Index> FlatEngine<I> {
 
     /// Returns the entry of `key` that is visible at `at`.
     fn find_at<'g>(
-        &self,
+        &'g self,
         at: Seq,
         hashed_key: HashedKey<'_>,
         guard: &'g Guard,
@@ -208,7 +208,7 @@ impl<I: Index> FlatEngine<I> {
     /// Returns all entries of `key`, and the set hash of all entries that were read. During replay
     /// a key may have several entries.
     fn entries_of<'g>(
-        &self,
+        &'g self,
         hashed_key: HashedKey<'_>,
         guard: &'g Guard,
     ) -> Result<(Entries<'g>, AddressSetHash)> {

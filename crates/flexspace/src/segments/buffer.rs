@@ -108,11 +108,9 @@ impl SegmentBuffer {
         let skip = usize::try_from(at.checked_sub(self.from)?).ok()?;
         let len = usize::try_from(end.checked_sub(at)?).ok().filter(|len| *len > 0)?;
         debug_assert!(skip + len <= self.len);
-        // SAFETY:
-        // * `from <= at <= filled`, and `filled - from` bytes are mapped: the range is in bounds.
-        // * The bytes are initialized (the mapping is zeroed) and are not written any more: the
-        //   caller excluded the header of the open block (I1). The acquire loads of `filled` and
-        //   `open` made them visible.
+        // SAFETY: `from <= at < end <= filled`, so the range is in bounds. Its bytes are not
+        // written any more: the caller excluded the header of the open block (I1). The acquire
+        // loads of `filled` and `open` made them visible.
         Some(unsafe { slice::from_raw_parts(self.mapped.start().add(skip).as_ptr(), len) })
     }
 }
@@ -185,9 +183,11 @@ impl BufferWriter {
             let body = if open == NO_BLOCK { filled + BLOCK_HEADER } else { open + BLOCK_HEADER };
             let done = usize::try_from(filled.saturating_sub(body)).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(bytes.len().min(piece - done));
+            let end = body + (done + now.len()) as u64;
+            let has_room = end - self.buffer.from <= self.buffer.len as u64;
+            assert!(has_room, "an extent is within its segment"); // before the block is open
             // The header is set before `filled` includes it.
             self.buffer.open.store(body - BLOCK_HEADER, Ordering::Release);
-            let end = body + (done + now.len()) as u64;
             self.fill(body + done as u64, end, |out| out.copy_from_slice(now));
             if done + now.len() == piece {
                 self.seal();
@@ -220,11 +220,11 @@ impl BufferWriter {
         assert!(at >= filled || is_header, "buffer (I1): visible bytes are not written again");
         let skip = usize::try_from(at - self.buffer.from).unwrap_or(usize::MAX);
         let len = usize::try_from(end - at).unwrap_or(usize::MAX);
-        assert!(len <= self.buffer.len - skip, "an extent is within its segment");
-        // SAFETY:
-        // * The range is in bounds (asserted above) and initialized (the mapping is zeroed).
-        // * Readers do not access the header of the open block, nor bytes behind `filled` (I1).
-        //   There is no other writer (I2, `&mut self`).
+        let is_inside = skip.checked_add(len).is_some_and(|end| end <= self.buffer.len);
+        assert!(is_inside, "an extent is within its segment");
+        // SAFETY: in bounds (asserted above), and initialized (the mapping is zeroed). Readers
+        // access neither the header of the open block nor bytes behind `filled` (I1), and there is
+        // no other writer (I2).
         with(unsafe { slice::from_raw_parts_mut(self.buffer.mapped.start().add(skip).as_ptr(), len) });
         self.buffer.filled.store(filled.max(end), Ordering::Release);
     }
@@ -285,6 +285,15 @@ mod tests {
     #[should_panic(expected = "within its segment")]
     fn no_byte_behind_the_end_is_given_out() {
         BufferWriter::new(64, 0, seed(), &Arc::new(Memory::new(100))).append(65, |_| {});
+    }
+
+    /// The header of a new block begins at the end of a full buffer, so its body begins behind it.
+    #[test]
+    #[should_panic(expected = "within its segment")]
+    fn a_block_behind_the_end_of_a_full_buffer_is_not_written() {
+        let mut buffer_writer = BufferWriter::new(64, 0, seed(), &Arc::new(Memory::new(100)));
+        buffer_writer.append(64, |out| out.fill(7));
+        buffer_writer.append_blocks(&[1], 128);
     }
 
     /// Appending in parts gives the bytes of one chunk, whatever the parts. Until the last block is

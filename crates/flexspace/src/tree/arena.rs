@@ -168,10 +168,9 @@ impl<T: Copy> NodeSlab<T> {
             let (Some(place), from) = (offset_in_block::<T>(number), slot.load(Ordering::Relaxed)) else {
                 continue;
             };
-            // SAFETY:
-            // * Both ranges have space for the whole chunk. The block is new, so no other thread
-            //   accesses it. Only this thread writes the source. Slots that were never written are
-            //   copied as uninitialized memory and not read.
+            // SAFETY: both ranges have space for the whole chunk. No other thread accesses the new
+            // block, and only this one writes the source. Slots that were never written are copied
+            // as uninitialized memory, and are written before they are read (I2).
             let to = unsafe {
                 ptr::copy_nonoverlapping(from, block.add(place), (FIRST_CHUNK_NODES as usize) << number);
                 block.add(place)

@@ -52,22 +52,17 @@ impl<T: TreeItem> ShiftTree<T> {
     }
 
     pub(super) fn leaf_mut(&mut self, id: u32) -> &mut LeafNode<T> {
-        let stamp = self.stamp;
-        // SAFETY:
-        // * `id` comes from the tree itself (tree I3). A version reaches only nodes with older
-        //   stamps than the tree's. The assertion panics before such a node is written (tree I4).
-        let leaf = unsafe { self.leaves.get_mut(id) };
-        assert_eq!(leaf.stamp, stamp, "tree (I4): a published leaf is never changed");
-        leaf
+        assert_eq!(self.leaf(id).stamp, self.stamp, "tree (I4): a published leaf is never changed");
+        // SAFETY: `id` comes from the tree itself (tree I3). A version reaches only nodes with
+        // older stamps than the tree's, so none reaches this one (asserted above).
+        unsafe { self.leaves.get_mut(id) }
     }
 
     fn inner_mut(&mut self, id: u32) -> &mut InnerNode<T::Pivot> {
-        let stamp = self.stamp;
+        assert_eq!(self.inner(id).stamp, self.stamp, "tree (I4): a published inner node is never changed");
         // SAFETY:
         // * As for `leaf_mut`.
-        let inner = unsafe { self.inners.get_mut(id) };
-        assert_eq!(inner.stamp, stamp, "tree (I4): a published inner node is never changed");
-        inner
+        unsafe { self.inners.get_mut(id) }
     }
 
     /// Returns a leaf that may be changed: itself, or a copy that replaces it.

@@ -71,10 +71,9 @@ impl<T: TreeItem> TreeSnapshot<T> {
 
     #[inline]
     pub(super) fn leaf(&self, id: u32) -> &LeafNode<T> {
-        // SAFETY:
-        // * `id` comes from this state's own nodes (tree I3). The state is published, or borrowed
-        //   from the tree while the writer is excluded. Its nodes are therefore not written (tree
-        //   I4) or freed (tree I5).
+        // SAFETY: `id` comes from this state's own nodes (tree I3). The state is published, or
+        // borrowed from the tree while the writer is excluded, so no node is written (tree I4) or
+        // freed (tree I5).
         unsafe { self.slabs.leaf(id) }
     }
 

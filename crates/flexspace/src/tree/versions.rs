@@ -111,10 +111,8 @@ impl<T: TreeItem> ShiftTree<T> {
             if reach.is_some_and(|reach| self.leaf(id).stamp <= reach) {
                 kept.leaves.push(id);
             } else {
-                // SAFETY:
-                // * The node was replaced after the dropped version was published, and made after
-                //   the previous version was published. Only the dropped version reached it (tree
-                //   I5).
+                // SAFETY: the node was replaced after the dropped version was published, and made
+                // after the previous one was. Only the dropped version reached it (tree I5).
                 unsafe { self.leaves.free(id) }
             }
         }

@@ -85,6 +85,7 @@ impl File for MappingCheckFile {
     fn map(&self, len: u64) {
         self.file.map(len);
     }
+    // SAFETY: the contract is that of `File::mapped`, which is passed on unchanged.
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let is_kept = offset + len as u64 <= self.written.load(Ordering::SeqCst);
         if is_kept { &self.disk.valid_reads } else { &self.disk.invalid_reads }

@@ -30,7 +30,7 @@ impl SegmentTable {
     /// Locates the entry at `address` and prefetches as many cache lines as a usual entry has.
     /// Returns `None` if the entry is not mapped.
     #[inline]
-    pub fn prefetch_located<'g>(&self, address: Address, guard: &'g Guard) -> Option<PrefetchedEntry<'g>> {
+    pub fn prefetch_located<'g>(&'g self, address: Address, guard: &'g Guard) -> Option<PrefetchedEntry<'g>> {
         let (segment, offset) = (self.at(address.slot(), guard)?, address.offset());
         let room = usize::try_from(segment.limit_at(offset).checked_sub(offset)?).ok()?;
         // SAFETY:

@@ -122,14 +122,21 @@ impl SegmentTable {
         Some(slot)
     }
 
-    /// Returns the segment in `slot`, valid while the guard lives.
+    /// Returns the segment in `slot`, valid while the guard and the table live.
+    ///
+    /// ```compile_fail,E0505
+    /// let table = sheaf_log::segment::SegmentTable::default();
+    /// let guard = sheaf_platform::sync::epoch::pin();
+    /// let segment = table.at(0, &guard);
+    /// drop(table); // would free the segment
+    /// drop(segment);
+    /// ```
     #[inline]
-    pub fn at<'g>(&self, slot: u32, _guard: &'g Guard) -> Option<&'g Segment> {
+    pub fn at<'g>(&'g self, slot: u32, _guard: &'g Guard) -> Option<&'g Segment> {
         let pointer = self.slots.get(slot as usize)?.load(Ordering::Acquire);
-        // SAFETY:
-        // * The pointer came from `Arc::into_raw` in `put`; the table holds that reference.
-        // * The reference is released only after all guards were dropped that were pinned before
-        //   the slot was cleared. The guard of the caller was pinned before this load.
+        // SAFETY: the pointer came from `Arc::into_raw` in `put`. The table, which is borrowed,
+        // releases that reference after all guards that were pinned before the slot was cleared.
+        // The guard of the caller was pinned before this load.
         unsafe { pointer.as_ref() }
     }
 
@@ -160,10 +167,9 @@ impl SegmentTable {
             if pointer.is_null() {
                 return;
             }
-            // SAFETY:
-            // * The pointer came from `Arc::into_raw` in `put`. The swap removed it from the table,
-            //   so only this closure takes over the reference. `take_unreferenced` keeps it for one
-            //   more epoch.
+            // SAFETY: the pointer came from `Arc::into_raw` in `put`. The swap removed it, so only
+            // this closure takes over the reference; `take_unreferenced` keeps it for one more
+            // epoch.
             let segment = unsafe { Arc::from_raw(pointer) };
             free.lock().cleared.push(segment);
         });
@@ -201,7 +207,7 @@ impl SegmentTable {
     /// Returns [`Error::Corrupt`] if there is no valid frame, [`Error::Io`] if the file cannot be
     /// read, and [`Error::InvalidArgument`] if the slot has no segment.
     #[inline]
-    pub fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
+    pub fn frame<'g>(&'g self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.at(address.slot(), guard) {
             Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
             None => Err(Error::InvalidArgument {
@@ -228,7 +234,7 @@ impl SegmentTable {
     /// Like [`SegmentTable::frame`], except that a wrong checksum is not detected.
     #[inline]
     pub fn frame_unchecked<'g>(
-        &self,
+        &'g self,
         address: Address,
         guard: &'g Guard,
     ) -> Result<(Frame<'g>, &'g Segment)> {

@@ -139,10 +139,9 @@ impl FileMapping {
     #[inline]
     pub(super) unsafe fn slice(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let start = self.start_of(offset, len)?;
-        // SAFETY:
-        // * `start_of` has checked that the range is in bounds and mapped (invariants 1 and 2). The
-        //   mapping outlives `&self`. All bytes are initialised, because they are those of a file.
-        // * The caller promises that the bytes are not written.
+        // SAFETY: `start_of` has checked that the range is in bounds and mapped (invariants 1 and
+        // 2). The mapping outlives `&self`, and its bytes are those of a file, so they are
+        // initialized. The caller promises that they are not written.
         Some(unsafe { slice::from_raw_parts(start, len) })
     }
 
@@ -150,10 +149,9 @@ impl FileMapping {
     /// the content of `buf` is then unspecified.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> bool {
         let Some(start) = self.start_of(offset, buf.len()) else { return false };
-        // SAFETY:
-        // * `start` is in bounds for `buf.len()` and mapped. `buf` is memory of the caller, outside
-        //   of the mapping.
-        // * No thread stores to the range: the caller of `read_at` excludes overlapping writes.
+        // SAFETY: `start` is in bounds for `buf.len()` and mapped. `buf` is memory of the caller,
+        // outside of the mapping. No thread stores to the range: the caller of `read_at` excludes
+        // it.
         unsafe { ptr::copy_nonoverlapping(start.cast_const(), buf.as_mut_ptr(), buf.len()) };
         self.registration.is_intact_after_stores()
     }
@@ -234,10 +232,9 @@ impl FileMapping {
         let Some(target) = self.start_of(offset, bytes.len()).filter(|_| self.is_writable) else {
             return StoreOutcome::NotResident;
         };
-        // SAFETY:
-        // * `target` is in bounds for `bytes.len()` and mapped for writing, as checked.
-        // * The caller promises that there is no other access. A slice over these bytes would break
-        //   the promise of its own caller (invariant 3). Hence `bytes` is outside of the mapping.
+        // SAFETY: `target` is in bounds and mapped for writing, as checked. The caller promises
+        // that there is no other access; a slice of these bytes would break the promise of its own
+        // caller (invariant 3). Hence `bytes` is outside of the mapping.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
         match self.registration.is_intact_after_stores() {
             true => StoreOutcome::Stored,
@@ -502,11 +499,9 @@ impl Drop for MappedRegion {
         if self.owner.is_child() {
             return; // Other code of this process may use the addresses.
         }
-        // SAFETY:
-        // * The complete range is the mapping of this region (invariant 1), and no slice of it
-        //   exists any more.
-        // * The registry has forgotten it, so it does not mistake a new mapping at this address for
-        //   it.
+        // SAFETY: the range is the whole mapping of this region (invariant 1), and no slice of it
+        // is left. The registry has forgotten it, so it does not mistake a new mapping at this
+        // address for it.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.span) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     }

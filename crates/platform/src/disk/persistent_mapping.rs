@@ -49,6 +49,7 @@ impl PersistentMapping {
 }
 
 impl PersistentMemory for PersistentMapping {
+    // SAFETY: the contract is that of `PersistentMemory::store`. The mapping checks the bounds.
     unsafe fn store(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         // SAFETY:
         // * The caller promises that no other thread accesses the range.

@@ -187,10 +187,8 @@ fn install() -> bool {
     // SAFETY:
     // * `action.sa_mask` is a valid set to be emptied.
     unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
-    // SAFETY:
-    // * `on_sigbus` has the signature that SA_SIGINFO requires and is async-signal-safe (see
-    //   there).
-    // * `PREVIOUS` is set, so the handler finds it.
+    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO requires and is async-signal-safe (see
+    // there). `PREVIOUS` is set, so the handler finds it.
     let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
     installed == 0
 }
@@ -281,10 +279,9 @@ fn map_zeros(start: usize, span: usize) -> bool {
     // SAFETY:
     // * `errno` is valid (above) and only this thread uses it.
     let saved = unsafe { errno.read() };
-    // SAFETY:
-    // * The range lies in a published slot, so it is a live mapping of this module (invariant 2).
-    //   The replacement permits at least the same accesses.
-    // * References into it are to plain bytes, for which every value is valid.
+    // SAFETY: the range lies in a published slot, so it is a live mapping of this module (invariant
+    // 2). The new page permits at least the same accesses. References into it are to plain bytes,
+    // for which every value is valid.
     let mapped = unsafe {
         libc::mmap(
             start as *mut libc::c_void,

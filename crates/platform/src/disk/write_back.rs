@@ -97,6 +97,11 @@ impl FlushInstruction {
         unsafe { std::arch::asm!("sys #3, c7, c12, #1, {}", in(reg) line, options(nostack)) }
     }
 
+    /// Panics: [`FlushInstruction::best`] finds no instruction on this target.
+    ///
+    /// # Safety
+    ///
+    /// * None: the call accesses no memory.
     #[cfg(all(target_os = "linux", not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     unsafe fn write_line_back(self, _line: *const u8) {
         unreachable!("a target without an instruction");

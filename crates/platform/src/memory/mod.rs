@@ -49,10 +49,8 @@ pub unsafe fn release_pages(start: NonNull<u8>, len: usize) -> bool {
     if !start.as_ptr().addr().is_multiple_of(page) || !len.is_multiple_of(page) {
         return false;
     }
-    // SAFETY:
-    // * The range consists of whole pages that belong to the caller: no other memory changes.
-    // * The content becomes zeros, or stays if the allocator's memory is shared. The caller
-    //   guarantees that both are valid.
+    // SAFETY: whole pages that belong to the caller, so no other memory changes. The content
+    // becomes zeros, or stays if the memory is shared; the caller guarantees that both are valid.
     unsafe { system::release(start, len) }
 }
 

@@ -138,7 +138,7 @@ fn garbage_in_a_ring_ends_only_that_session() {
         for at in 0..rogue.inbox.len() {
             if !seed.is_multiple_of(3) || at < 64 {
                 let value = if seed.is_multiple_of(2) { random() % 50 } else { random() << 17 };
-                rogue.inbox.word(at).store(value, Ordering::Relaxed);
+                rogue.inbox.writable_word(at).store(value, Ordering::Relaxed);
             }
         }
         rogue.ring();
@@ -159,7 +159,7 @@ fn a_false_tail_record_or_message_ends_only_that_session() {
         // A record of 4 GiB − 1 where two words were written.
         &|rogue| {
             let data = InboxLayout::new(1, 1, 8192).expect("a layout").words() - 8192;
-            rogue.inbox.word(data).store(u64::from(u32::MAX), Ordering::Relaxed);
+            rogue.inbox.writable_word(data).store(u64::from(u32::MAX), Ordering::Relaxed);
             rogue.inbox.publish(0, 2);
         },
     ];
@@ -187,7 +187,7 @@ fn credits_for_unsent_bytes_end_only_that_session() {
     let house = ServedDatabase::new(ServerLimits { ring_words: 64, ..limits(1) });
     let before = house.server.stats().violations;
     let rogue = HostileClient::new(&house);
-    rogue.inbox.word(8).store(u64::MAX / 2, Ordering::Relaxed);
+    rogue.inbox.writable_word(8).store(u64::MAX / 2, Ordering::Relaxed);
     let mut rogue = rogue;
     for id in 0..40 {
         let mut ping = Vec::new();
@@ -511,7 +511,7 @@ fn a_full_notifier_delays_no_other_client() {
     fcntl_setfl(&rogue.bell, flags - OFlags::NONBLOCK).expect("it waits now");
     rustix::io::write(&rogue.bell, &(u64::MAX - 1).to_le_bytes()).expect("as much as a counter holds");
     let asleep = InboxLayout::new(1, 1, 8192).expect("a layout").sleep_flag();
-    rogue.inbox.word(asleep).store(1, Ordering::SeqCst);
+    rogue.inbox.writable_word(asleep).store(1, Ordering::SeqCst);
     for id in 0..2_000 {
         let mut ping = Vec::new();
         Request::Ping.encode(id, &mut ping);

@@ -117,10 +117,10 @@ impl SortedKeys {
     }
 
     #[inline]
-    fn tree<'g>(&self, _guard: &'g Guard) -> &'g SortedTree {
+    fn tree<'g>(&'g self, _guard: &'g Guard) -> &'g SortedTree {
         // SAFETY:
-        // * The pointer comes from a box. The box is freed with `self`, or after it was replaced
-        //   and all guards of that time have ended.
+        // * The pointer comes from a box. The box is freed with `self`, which is borrowed, or after
+        //   it was replaced and all guards of that time have ended.
         unsafe { &*self.tree.load(Ordering::Acquire) }
     }
 
@@ -400,6 +400,24 @@ impl SortedKeys {
         leaf.is_unchanged(found.version).then_some((count, before.unwrap_or(0)))
     }
 
+    /// Reads the leaf that contains the target, until a read sees it unchanged. Returns the leaf,
+    /// and the numbers that [`SortedKeys::read`] returns.
+    fn read_leaf<K: KeySource>(
+        &self,
+        tree: &SortedTree,
+        arena: &MemtableArena,
+        keys: &K,
+        (aim, wanted): (LeafTarget<'_>, (Option<&[u8]>, bool)),
+        out: &mut [ArenaOffset; CAPACITY],
+    ) -> (SortedLeaf, usize, usize) {
+        loop {
+            let found = self.find_leaf(tree, arena, keys, aim);
+            if let Some((count, before)) = SortedKeys::read(tree, arena, keys, &found, wanted, out) {
+                return (found, count, before);
+            }
+        }
+    }
+
     /// Appends records to `out` in ascending order from `low`, until `out` has `limit` entries.
     pub fn ascend<K: KeySource>(
         &self,
@@ -414,19 +432,12 @@ impl SortedKeys {
         let mut low = low;
         let mut buffer = [0; CAPACITY];
         while out.len() < limit {
-            let aim = match low {
-                Bound::Included(key) | Bound::Excluded(key) => LeafTarget::At(key),
-                Bound::Unbounded => LeafTarget::First,
+            let (aim, wanted) = match low {
+                Bound::Included(key) => (LeafTarget::At(key), (Some(key), false)),
+                Bound::Excluded(key) => (LeafTarget::At(key), (Some(key), true)),
+                Bound::Unbounded => (LeafTarget::First, (None, false)),
             };
-            let found = self.find_leaf(tree, arena, keys, aim);
-            let wanted = match low {
-                Bound::Included(key) => (Some(key), false),
-                Bound::Excluded(key) => (Some(key), true),
-                Bound::Unbounded => (None, false),
-            };
-            let Some((count, from)) = SortedKeys::read(tree, arena, keys, &found, wanted, &mut buffer) else {
-                continue;
-            };
+            let (found, count, from) = self.read_leaf(tree, arena, keys, (aim, wanted), &mut buffer);
             let now = (count - from).min(limit - out.len());
             out.extend_from_slice(&buffer[from..from + now]);
             if found.fence == 0 {
@@ -450,21 +461,12 @@ impl SortedKeys {
         let mut high = high;
         let mut buffer = [0; CAPACITY];
         while out.len() < limit {
-            let aim = match high {
-                Bound::Included(key) => LeafTarget::At(key),
-                Bound::Excluded(key) => LeafTarget::Before(key),
-                Bound::Unbounded => LeafTarget::Last,
+            let (aim, wanted) = match high {
+                Bound::Included(key) => (LeafTarget::At(key), (Some(key), true)),
+                Bound::Excluded(key) => (LeafTarget::Before(key), (Some(key), false)),
+                Bound::Unbounded => (LeafTarget::Last, (None, false)),
             };
-            let found = self.find_leaf(tree, arena, keys, aim);
-            let wanted = match high {
-                Bound::Included(key) => (Some(key), true),
-                Bound::Excluded(key) => (Some(key), false),
-                Bound::Unbounded => (None, false),
-            };
-            let Some((count, before)) = SortedKeys::read(tree, arena, keys, &found, wanted, &mut buffer)
-            else {
-                continue;
-            };
+            let (_, count, before) = self.read_leaf(tree, arena, keys, (aim, wanted), &mut buffer);
             let to = if wanted.0.is_some() { before } else { count };
             if to == 0 {
                 return; // only the first leaf can have no match (I4)

@@ -237,7 +237,7 @@ impl Trie {
     // Look-ups.
 
     #[inline]
-    fn page<'g>(&self, reference: u32, guard: &'g Guard) -> TrieResult<&'g [AtomicU64]> {
+    fn page<'g>(&'g self, reference: u32, guard: &'g Guard) -> TrieResult<&'g [AtomicU64]> {
         let page = page_of(reference);
         self.pages.get(page, guard).map_or_else(|| self.restored_page(page, guard), Ok)
     }
@@ -245,7 +245,7 @@ impl Trie {
     /// Restores a page that was evicted under a guard that is still pinned. The caller must not
     /// hold the heap's lock.
     #[cold]
-    fn restored_page<'g>(&self, page: u32, guard: &'g Guard) -> TrieResult<&'g [AtomicU64]> {
+    fn restored_page<'g>(&'g self, page: u32, guard: &'g Guard) -> TrieResult<&'g [AtomicU64]> {
         self.heap().heap.restore_evicted(page, &self.pages, guard).ok_or(TrieError::NotResident(page))
     }
 
@@ -292,7 +292,7 @@ impl Trie {
 
     /// Returns the list at `reference`.
     #[inline]
-    pub(crate) fn list<'g>(&self, reference: u32, guard: &'g Guard) -> TrieResult<EntryList<'g>> {
+    pub(crate) fn list<'g>(&'g self, reference: u32, guard: &'g Guard) -> TrieResult<EntryList<'g>> {
         let page = self.page(reference, guard)?;
         EntryList::parse(page, line_of(reference), self.omitted_bytes)
             .ok_or(TrieError::Invalid(page_of(reference), "list"))
@@ -300,7 +300,7 @@ impl Trie {
 
     /// Calls `each` with every link of the chain after the first.
     pub(crate) fn for_each_link<'g>(
-        &self,
+        &'g self,
         first: &EntryList<'g>,
         guard: &'g Guard,
         mut each: impl FnMut(u32, &EntryList<'g>),

@@ -39,10 +39,9 @@ unsafe impl Sync for BucketBlock {}
 
 impl BucketBlock {
     fn buckets(&self) -> &[Bucket] {
-        // SAFETY:
-        // * `start` is aligned, because the chunk is, and `BLOCK_BUCKETS` buckets from there lie
-        //   within the chunk, which `self.chunk` keeps alive.
-        // * All bytes were initialized to zero, and a bucket of atomics is valid for any bytes.
+        // SAFETY: `start` is aligned, because the chunk is. `self.chunk` keeps the `BLOCK_BUCKETS`
+        // buckets from there alive. All bytes were zeroed, and a bucket of atomics is valid for any
+        // bytes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), BLOCK_BUCKETS) }
     }
 

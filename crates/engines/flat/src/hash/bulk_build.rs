@@ -101,7 +101,7 @@ impl HashedRecord {
     }
 
     /// Reads the frame of the record.
-    fn frame<'g>(self, context: &EngineContext, guard: &'g Guard) -> Result<Frame<'g>> {
+    fn frame<'g>(self, context: &'g EngineContext, guard: &'g Guard) -> Result<Frame<'g>> {
         context.segments.frame(self.address(), guard)
     }
 

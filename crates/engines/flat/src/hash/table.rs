@@ -289,9 +289,8 @@ impl HashTable {
     }
 
     /// Returns the next table of the chain.
-    pub(crate) fn next<'g>(&self, _guard: &'g Guard) -> Option<&'g HashTable> {
-        // SAFETY: a chained table is owned by the table before it. The guard keeps the first one
-        // alive.
+    pub(crate) fn next<'g>(&'g self, _guard: &'g Guard) -> Option<&'g HashTable> {
+        // SAFETY: a chained table is owned by the table before it, which is borrowed.
         unsafe { self.next.load(Ordering::Acquire).as_ref() }
     }
 

@@ -119,7 +119,11 @@ fn allocate() -> NonNull<u8> {
 }
 
 /// Returns `piece` to its chunk.
-fn free(piece: NonNull<u8>) {
+///
+/// # Safety
+///
+/// * `piece` came from [`allocate`] and is freed only once. No code uses it any more.
+unsafe fn free(piece: NonNull<u8>) {
     let chunk = LeafChunk::containing(piece);
     let offset = piece.addr().get() & (HUGE_PAGE - 1);
     assert!(
@@ -165,9 +169,11 @@ impl LeafBox {
         LeafBox(place)
     }
 
-    /// Gives up ownership. [`LeafBox::from_raw`] takes it back.
+    /// Gives up ownership. [`LeafBox::from_raw`] takes it back. Exposes the provenance, so that the
+    /// owner can take the leaf back by its address.
     pub(super) fn into_raw(self) -> *mut Leaf {
         let raw = self.0.as_ptr();
+        raw.expose_provenance();
         std::mem::forget(self);
         raw
     }
@@ -205,7 +211,9 @@ impl Drop for LeafBox {
         // SAFETY:
         // * The leaf is live, and is not used after this.
         unsafe { self.0.drop_in_place() };
-        free(self.0.cast());
+        // SAFETY:
+        // * The leaf is in a chunk, so `allocate` returned its block (I3). This value owned it.
+        unsafe { free(self.0.cast()) };
     }
 }
 

@@ -6,10 +6,11 @@
 use sheaf_engine::keys::shortest_separator;
 use sheaf_log::segment::Address;
 
+use super::OrderedIndex;
 use super::inner::Child;
 use super::key_list::KeyList;
 use super::leaf_alloc::LeafBox;
-use super::{MAX_SUFFIX_WORDS, OrderedIndex};
+use super::restructure::MAX_SUFFIX_WORDS;
 
 /// Builder of the leaves of a tree.
 pub(super) struct TreeBuilder<'a> {

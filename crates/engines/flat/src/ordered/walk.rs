@@ -12,8 +12,9 @@ use sheaf_engine::contract::Bounds;
 use sheaf_log::segment::Address;
 use sheaf_platform::sync::epoch::Guard;
 
+use super::OrderedIndex;
 use super::leaf::{Leaf, SLOTS, SortedSlots};
-use super::{OrderedIndex, fence_above, fence_below};
+use super::path::{fence_above, fence_below};
 use crate::index::{PlaceRange, ScanDirection, Walk};
 
 /// Number of entries of each step; the last number is used for all later steps. The first is used

@@ -198,10 +198,9 @@ impl PmFile {
         let Some(extent) = self.mapped_blocks(range) else { return Ok(false) };
         let Some(memory) = extent.mapping_of(range.end) else { return Ok(false) };
         debug_assert!(extent.blocks.covers(range), "pmem::disk (I1): a store hits blocks only");
-        // SAFETY:
-        // * The caller of a write excludes overlapping writes (`sheaf_platform::disk`, Threads),
-        //   and a caller of `mapped` promises that the range is not written.
-        // * The range has blocks (I1), and `extent` excludes truncations.
+        // SAFETY: the caller of a write excludes overlapping writes (`sheaf_platform::disk`,
+        // Threads), and a caller of `mapped` promises that the range is not written. The range has
+        // blocks (I1), and `extent` excludes truncations.
         let stored = unsafe { memory.store(range.start, bytes) };
         // An error may have stored a part.
         self.state.unsynced.lock().insert(range.clone());
@@ -348,6 +347,7 @@ impl File for PmFile {
         self.inner.map(len);
     }
 
+    // SAFETY: the contract is that of `File::mapped`, which is passed on unchanged.
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
         // SAFETY:
         // * The caller of `mapped` promises that the range is not written while the slice lives.

@@ -177,6 +177,7 @@ pub(super) fn offset(at: u64) -> usize {
 }
 
 impl PersistentMemory for EmulatedPmem {
+    // SAFETY: every call is sound: a lock protects the bytes, and the bounds are checked.
     unsafe fn store(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let (mut own, at) = (self.0.lock(), offset(at));
         let end = at + bytes.len();

@@ -181,6 +181,7 @@ impl EmulatedMapping {
 }
 
 impl PersistentMemory for EmulatedMapping {
+    // SAFETY: the contract is that of `PersistentMemory::store`, which is passed on unchanged.
     unsafe fn store(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         self.note_event();
         assert!(at + bytes.len() as u64 <= self.len, "a store leaves its mapping");

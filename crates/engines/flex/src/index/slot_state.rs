@@ -94,7 +94,7 @@ impl SlotState {
 
     /// Returns the content.
     #[inline]
-    pub(crate) fn view<'g>(&self, _guard: &'g Guard) -> SlotView<'g> {
+    pub(crate) fn view<'g>(&'g self, _guard: &'g Guard) -> SlotView<'g> {
         let raw = self.0.load(Ordering::Acquire);
         if let Some(fingerprints) = fingerprints_address(raw) {
             // SAFETY:
@@ -109,7 +109,7 @@ impl SlotState {
 
     /// Returns the block, if there is one.
     #[inline]
-    pub(crate) fn block<'g>(&self, guard: &'g Guard) -> Option<&'g Block> {
+    pub(crate) fn block<'g>(&'g self, guard: &'g Guard) -> Option<&'g Block> {
         match self.view(guard) {
             SlotView::Block(block) => Some(block),
             _ => None,

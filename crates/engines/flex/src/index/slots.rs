@@ -141,9 +141,11 @@ impl IntervalSlots {
     #[inline]
     pub(crate) fn get(&self, id: u32) -> &IntervalSlot {
         let (chunk, index) = slot_position(id);
+        let start = self.chunks[chunk].load(Ordering::Acquire);
+        assert!(!start.is_null(), "slots (I1): only the table assigns slots");
         // SAFETY:
-        // * `add` has returned `id`, so its chunk is allocated, and chunks live as long as `self`.
-        unsafe { &*self.chunks[chunk].load(Ordering::Acquire).add(index) }
+        // * A chunk is published with all of its slots, and lives as long as `self`.
+        unsafe { &*start.add(index) }
     }
 
     /// Prefetches the slot `id`, which `add` has returned before, into the processor's cache.
@@ -391,7 +393,7 @@ impl IntervalSlot {
 
     /// Returns the block of the interval if it is in memory, and marks the slot as used.
     #[inline]
-    pub(crate) fn block<'g>(&self, guard: &'g Guard) -> Option<&'g Block> {
+    pub(crate) fn block<'g>(&'g self, guard: &'g Guard) -> Option<&'g Block> {
         let block = self.state.block(guard)?;
         self.mark(MARK_USED);
         Some(block)
@@ -399,14 +401,14 @@ impl IntervalSlot {
 
     /// Returns the block or the fingerprints of the interval, and marks the slot as used.
     #[inline]
-    pub(crate) fn view<'g>(&self, guard: &'g Guard) -> SlotView<'g> {
+    pub(crate) fn view<'g>(&'g self, guard: &'g Guard) -> SlotView<'g> {
         let seen = self.state.view(guard);
         self.mark(MARK_USED);
         seen
     }
 
     /// Returns the fingerprints of the interval if it has no block.
-    pub(crate) fn fingerprints<'g>(&self, guard: &'g Guard) -> Option<FingerprintsRef<'g>> {
+    pub(crate) fn fingerprints<'g>(&'g self, guard: &'g Guard) -> Option<FingerprintsRef<'g>> {
         match self.state.view(guard) {
             SlotView::Fingerprints(fingerprints) => Some(fingerprints),
             _ => None,

@@ -213,7 +213,7 @@ impl SparseIndex {
     pub(crate) fn block<'g>(
         &self,
         entry: &TreeEntry<Interval>,
-        interval_cache: &IntervalCache,
+        interval_cache: &'g IntervalCache,
         guard: &'g Guard,
     ) -> Result<BlockHandle<'g>> {
         match interval_cache.slots.get(entry.item.slot).block(guard) {

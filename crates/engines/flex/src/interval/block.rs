@@ -21,7 +21,7 @@
 //! 2. Every pair was decoded when the block was built, so decoding it again cannot fail.
 
 use std::ops::{Deref, Range};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, with_exposed_provenance, with_exposed_provenance_mut};
 
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::Seq;
@@ -217,11 +217,9 @@ impl Block {
         const { assert!(align_of::<Block>() <= block_alloc::block_align(0)) };
         let piece = block_alloc::allocate(size as usize);
         let (block, start) = (piece.cast::<Block>(), piece.as_ptr());
-        // SAFETY:
-        // * The allocation has room for header, directory and data in this order.
-        // * It is aligned for the header, the fingerprints behind it for two bytes, and the offsets
-        //   for four.
-        // * No other thread knows its address yet.
+        // SAFETY: the allocation has room for header, directory and data in this order, each
+        // aligned for its type: `block_align` and `next_multiple_of` guarantee it. No other thread
+        // knows its address yet.
         unsafe {
             block.as_ptr().write(head);
             let fingerprints = start.add(HEADER_BYTES).cast::<u16>();
@@ -236,11 +234,15 @@ impl Block {
                 to = to.add(part.len());
             }
         }
+        start.expose_provenance(); // for `Block::start` and `BlockRef::of`
         Ok(BlockRef(block))
     }
 
+    /// Returns the address of the allocation, with the provenance that `assemble` exposed: that of
+    /// `self` covers only the header.
+    #[inline]
     fn start(&self) -> *const u8 {
-        (&raw const *self).cast()
+        with_exposed_provenance(std::ptr::from_ref(self).addr())
     }
 
     /// Returns the memory of the block in bytes. Includes an eighth for the free space between
@@ -415,7 +417,9 @@ impl BlockRef {
     /// Returns another reference to a block that is still allocated.
     pub(crate) fn of(block: &Block) -> BlockRef {
         block.references.fetch_add(1, Ordering::Relaxed);
-        BlockRef(NonNull::from(block))
+        // The last reference frees the block, which a pointer from `&Block` must not do.
+        let address = std::ptr::from_ref(block).addr();
+        BlockRef(NonNull::new(with_exposed_provenance_mut(address)).expect("a reference is not null"))
     }
 }
 

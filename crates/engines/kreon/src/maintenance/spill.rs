@@ -519,7 +519,7 @@ impl KreonEngine {
     /// Returns consecutive leaves of a level, their entries that are still valid, and the segments
     /// of these.
     fn leaves_from<'g>(
-        &self,
+        &'g self,
         state: &KreonState,
         level: usize,
         from: &[u8],

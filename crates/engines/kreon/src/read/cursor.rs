@@ -607,7 +607,7 @@ impl KreonEngine {
 
     /// Returns the version of `key`, the next key of the inputs, that a view at `at` shows.
     fn visible_record<'g>(
-        &self,
+        &'g self,
         merge_inputs: &[MergeInput<'g>],
         key: &[u8],
         at: Seq,

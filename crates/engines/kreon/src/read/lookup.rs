@@ -78,7 +78,7 @@ impl<'g> FoundVersion<'g> {
 impl KreonEngine {
     /// Returns the frame of the record at an address from a source.
     #[inline]
-    pub(crate) fn read_frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
+    pub(crate) fn read_frame<'g>(&'g self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.context.segments.at(address.slot(), guard) {
             Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
             None => Err(self.dangling_address_error(address)),
@@ -124,7 +124,7 @@ impl KreonEngine {
     /// Returns the version in the first source that contains the key.
     #[inline]
     fn find_newest<'g>(
-        &self,
+        &'g self,
         state: &KreonState,
         hash: u64,
         key: &[u8],
@@ -136,7 +136,7 @@ impl KreonEngine {
     /// Returns the version in the first of the memtables and `levels` that contains the key.
     #[inline]
     pub(crate) fn find_newest_in<'g>(
-        &self,
+        &'g self,
         state: &KreonState,
         levels: &[Level],
         hash: u64,
@@ -192,7 +192,7 @@ impl KreonEngine {
     /// newest state it first waits until the commit is visible.
     #[inline]
     pub(crate) fn find_revealed<'g>(
-        &self,
+        &'g self,
         at: Seq,
         key: &[u8],
         guard: &'g Guard,
@@ -210,7 +210,7 @@ impl KreonEngine {
     /// Returns the version of `key` that a view at `at` shows.
     #[inline]
     pub(crate) fn find_at<'g>(
-        &self,
+        &'g self,
         at: Seq,
         key: &[u8],
         guard: &'g Guard,

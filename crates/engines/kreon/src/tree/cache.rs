@@ -187,7 +187,7 @@ impl NodeCache {
 
     /// Returns the frame of `page` if it is cached.
     #[inline]
-    pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g CachedNode> {
+    pub(crate) fn get<'g>(&'g self, page: u32, guard: &'g Guard) -> Option<&'g CachedNode> {
         let frame = self.table.get(page, guard)?;
         frame.mark(REFERENCED);
         Some(frame)
@@ -195,14 +195,14 @@ impl NodeCache {
 
     /// Like [`NodeCache::get`], for a lookup: an eviction of a leaf then leaves its fingerprints.
     #[inline]
-    pub(crate) fn get_for_lookup<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g CachedNode> {
+    pub(crate) fn get_for_lookup<'g>(&'g self, page: u32, guard: &'g Guard) -> Option<&'g CachedNode> {
         let frame = self.table.get(page, guard)?;
         frame.mark(REFERENCED | LOOKED_UP);
         Some(frame)
     }
 
     /// Returns the fingerprints of the leaf at `page` if they are cached.
-    pub(crate) fn fingerprints<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g LeafFingerprints> {
+    pub(crate) fn fingerprints<'g>(&'g self, page: u32, guard: &'g Guard) -> Option<&'g LeafFingerprints> {
         let fingerprints = self.fingerprints.get(page, guard)?;
         fingerprints.mark_referenced();
         Some(fingerprints)
@@ -220,7 +220,7 @@ impl NodeCache {
 
     /// Inserts a page that was read, if there is room. Returns the frame to use.
     pub(crate) fn insert_read<'g>(
-        &self,
+        &'g self,
         page: u32,
         frame: BlockBox<CachedNode>,
         guard: &'g Guard,

@@ -128,7 +128,7 @@ impl LeafFilters {
     }
 
     /// Returns the filter of a leaf, if it has one.
-    pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g LeafFilter> {
+    pub(crate) fn get<'g>(&'g self, page: u32, guard: &'g Guard) -> Option<&'g LeafFilter> {
         self.table.get(page, guard)
     }
 

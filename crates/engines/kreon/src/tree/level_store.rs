@@ -66,7 +66,7 @@ impl LevelStore {
 
     /// Returns the node at `at`, from memory or from the file.
     #[inline]
-    pub(crate) fn node<'g>(&self, at: NodeRef, level: u8, guard: &'g Guard) -> Result<&'g CachedNode> {
+    pub(crate) fn node<'g>(&'g self, at: NodeRef, level: u8, guard: &'g Guard) -> Result<&'g CachedNode> {
         match self.cache.get(at.page, guard) {
             Some(frame) => self.check_level(frame, at, level),
             None => Ok(self.cache.insert_read(at.page, self.space.read(at, level)?, guard)),
@@ -76,7 +76,7 @@ impl LevelStore {
     /// Returns the entry of `key` in `level`.
     #[inline]
     pub(crate) fn find<'g>(
-        &self,
+        &'g self,
         level: &Level,
         hash: u64,
         key: &[u8],
@@ -105,7 +105,13 @@ impl LevelStore {
     /// Looks up a key in a leaf that is not in memory. Fingerprints lead to a record that may
     /// belong to the key, and the record itself decides. Filters only exclude keys.
     #[cold]
-    fn answer_without_leaf<'g>(&self, page: u32, hash: u64, key: &[u8], guard: &'g Guard) -> LeafAnswer<'g> {
+    fn answer_without_leaf<'g>(
+        &'g self,
+        page: u32,
+        hash: u64,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> LeafAnswer<'g> {
         if let Some(fingerprints) = self.cache.fingerprints(page, guard) {
             for entry in fingerprints.matches(hash, fingerprint_of(hash)) {
                 let Some(entry) = entry else { return LeafAnswer::Unknown };
@@ -190,7 +196,7 @@ impl LevelStore {
     /// longer.
     #[cold]
     fn read_leaf<'g>(
-        &self,
+        &'g self,
         at: NodeRef,
         above: Option<(Node<'_>, usize)>,
         guard: &'g Guard,
@@ -268,7 +274,7 @@ impl LevelStore {
 
     /// Returns the frame if it is a node of this level.
     #[inline]
-    fn check_level<'g>(&self, frame: &'g CachedNode, at: NodeRef, level: u8) -> Result<&'g CachedNode> {
+    fn check_level<'g>(&'g self, frame: &'g CachedNode, at: NodeRef, level: u8) -> Result<&'g CachedNode> {
         let found = frame.bytes().get(1).copied();
         if found == Some(level) {
             return Ok(frame);
@@ -352,7 +358,7 @@ impl LevelStore {
     /// the dismissal. A caller must therefore read the record in the returned segment, and must not
     /// look up the slot again.
     pub(crate) fn segment_of<'g>(
-        &self,
+        &'g self,
         address: Address,
         stamp: u64,
         guard: &'g Guard,

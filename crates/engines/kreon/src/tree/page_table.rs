@@ -20,14 +20,14 @@ type PageSlot<T> = AtomicPtr<T>;
 
 /// A table of items by page; see the header of the module.
 #[derive(Debug)]
-pub(crate) struct PageTable<T> {
+pub(crate) struct PageTable<T: Send + Sync + 'static> {
     context: Arc<EngineContext>,
     chunks: [AtomicPtr<Box<[PageSlot<T>]>>; CHUNKS],
     /// Bytes of the chunks, which are freed only with the table.
     bytes: AtomicU64,
 }
 
-impl<T: Send + 'static> PageTable<T> {
+impl<T: Send + Sync + 'static> PageTable<T> {
     pub(crate) fn new(context: Arc<EngineContext>) -> PageTable<T> {
         let chunks = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
         PageTable { context, chunks, bytes: AtomicU64::new(0) }
@@ -68,10 +68,10 @@ impl<T: Send + 'static> PageTable<T> {
 
     /// Returns the item of `page`.
     #[inline]
-    pub(crate) fn get<'g>(&self, page: u32, _guard: &'g Guard) -> Option<&'g T> {
+    pub(crate) fn get<'g>(&'g self, page: u32, _guard: &'g Guard) -> Option<&'g T> {
         // SAFETY:
-        // * The item was made from a block. It is freed only after all guards of the time of its
-        //   removal are released.
+        // * The item was made from a block. It is freed after all guards of the time of its
+        //   removal, or with `self`, which is borrowed.
         unsafe { self.slot(page)?.load(Ordering::Acquire).as_ref() }
     }
 
@@ -86,7 +86,7 @@ impl<T: Send + 'static> PageTable<T> {
     ///
     /// Returns `item` if there is one already, or if the page is beyond the capacity of the table.
     pub(crate) fn add<'g>(
-        &self,
+        &'g self,
         page: u32,
         item: BlockBox<T>,
         _guard: &'g Guard,
@@ -95,7 +95,7 @@ impl<T: Send + 'static> PageTable<T> {
         let made = item.into_raw();
         match slot.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY:
-            // * The item is in the table now, and is freed only through the epoch.
+            // * As in `get`: the item is in the table now.
             Ok(_) => Ok(unsafe { &*made }),
             // SAFETY:
             // * `made` comes from the block above, and no other thread has seen it.
@@ -106,7 +106,7 @@ impl<T: Send + 'static> PageTable<T> {
     /// Replaces the item of `page`. Returns the old item, and whether the page is within the
     /// capacity of the table.
     pub(crate) fn replace<'g>(
-        &self,
+        &'g self,
         page: u32,
         item: BlockBox<T>,
         guard: &'g Guard,
@@ -120,7 +120,7 @@ impl<T: Send + 'static> PageTable<T> {
     }
 
     /// Removes the item of `page` and returns it.
-    pub(crate) fn remove<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g T> {
+    pub(crate) fn remove<'g>(&'g self, page: u32, guard: &'g Guard) -> Option<&'g T> {
         PageTable::free_removed(self.slot(page)?.swap(ptr::null_mut(), Ordering::AcqRel), guard)
     }
 
@@ -128,11 +128,11 @@ impl<T: Send + 'static> PageTable<T> {
     pub(crate) fn remove_if_same(&self, page: u32, seen: &T, guard: &Guard) -> bool {
         let seen = ptr::from_ref(seen).cast_mut();
         let Some(slot) = self.slot(page) else { return false };
-        let taken = slot.compare_exchange(seen, ptr::null_mut(), Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if taken {
-            PageTable::free_removed(seen, guard);
+        // Only the pointer in the slot may free the item: `seen` is that of a shared reference.
+        match slot.compare_exchange(seen, ptr::null_mut(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(item) => PageTable::free_removed(item, guard).is_some(),
+            Err(_) => false,
         }
-        taken
     }
 
     /// Removes all items, and calls the closure with each one first.
@@ -182,7 +182,7 @@ pub(crate) fn borrow_until_unpin<T: Send + 'static>(item: BlockBox<T>, guard: &G
     unsafe { &*item }
 }
 
-impl<T> Drop for PageTable<T> {
+impl<T: Send + Sync + 'static> Drop for PageTable<T> {
     fn drop(&mut self) {
         for chunk in &self.chunks {
             let chunk = chunk.load(Ordering::Relaxed);

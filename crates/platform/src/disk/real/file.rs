@@ -231,6 +231,7 @@ impl File for RealFile {
     }
 
     #[inline]
+    // SAFETY: the contract is that of `File::mapped`. The mapping checks the bounds.
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
         if cached_reads::is_active() {
             return None; // (cached_reads I2)

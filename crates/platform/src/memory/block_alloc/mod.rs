@@ -312,10 +312,9 @@ impl BlockShard {
     /// The chunk belongs to this shard. (`&mut self` proves that the caller holds the lock.)
     unsafe fn units(&mut self, chunk: usize) -> &mut ChunkUnits {
         let head = with_exposed_provenance_mut::<ChunkHead>(chunk);
-        // SAFETY:
-        // * The head was written when the chunk was added to the shard.
-        // * The owner of a block reads only the other part of the head (I3). All other accesses
-        //   need the lock, and the result borrows `self`.
+        // SAFETY: the head was written when the chunk was added to the shard. The owner of a block
+        // reads only the other part of it (I3). All other accesses need the lock, and the result
+        // borrows `self`.
         unsafe { &mut (*head).units }
     }
 
@@ -607,10 +606,8 @@ unsafe fn make_spare(chunk: usize) {
     spare.unmark_collapsed(chunk);
     drop(spare);
     if let Some(start) = NonNull::new(head.cast::<u8>()) {
-        // SAFETY:
-        // * The range consists of whole pages of a mapping of this module, and no other thread
-        //   knows it. Zeros are the shard of a spare chunk, and the rest of the head is written
-        //   before it is read.
+        // SAFETY: whole pages of a mapping of this module, which no other thread knows. Zeros are
+        // the shard of a spare chunk, and the rest of the head is written before it is read.
         let _ = unsafe { super::release_pages(start, CHUNK) };
     }
     CHUNK_BYTES.fetch_sub(CHUNK as u64, Ordering::Relaxed);
