@@ -418,8 +418,8 @@ pub(super) const BUGS: &[SeededBug] = &[
         file: COMMIT,
         edits: &[
             SourceEdit {
-                find: "            let held = self.pipeline.stripes.lock(&stripes);",
-                replace: "            let first = writes.iter().position(|write| self.is_outdated(write));\n            let held = self.pipeline.stripes.lock(&stripes);",
+                find: "            let held = match has_range {",
+                replace: "            let first = writes.iter().position(|write| self.is_outdated(write));\n            let held = match has_range {",
             },
             SourceEdit {
                 find: "if let Some(first) = writes.iter().position(|write| self.is_outdated(write)) {",
