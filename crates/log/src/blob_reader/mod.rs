@@ -27,12 +27,14 @@
 //!   megabyte of value.
 
 mod cache;
+mod decoded;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use self::decoded::{DecodedBlob, DecodedPiece};
 use crate::blob::{BlobRef, SlotPin};
 use sheaf_platform::disk::{File, read_up_to_end};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
@@ -96,6 +98,8 @@ pub struct OpenBlob {
     pin: Option<Arc<SlotPin>>,
     /// Cache that gets the bytes that are read.
     cache: Option<Arc<dyn ValueCache>>,
+    /// Layout of the value if its stored form is decoded.
+    decoded: Option<Arc<DecodedBlob>>,
 }
 
 sheaf_platform::sync::thread_local! {
@@ -107,7 +111,7 @@ impl OpenBlob {
     /// checked.
     #[must_use]
     pub fn new(file: Arc<dyn File>, path: PathBuf, blob: BlobRef) -> OpenBlob {
-        OpenBlob { file, path, blob, base: 0, is_whole_file: true, pin: None, cache: None }
+        OpenBlob { file, path, blob, base: 0, is_whole_file: true, pin: None, cache: None, decoded: None }
     }
 
     /// Creates the open value `blob` at offset `base` of `file`, which was opened at `path`. The
@@ -128,23 +132,28 @@ impl OpenBlob {
         OpenBlob { cache: Some(cache), ..self }
     }
 
-    /// Returns the path at which the file was opened, or `None` if the value has no file of its
-    /// own.
+    /// Returns the path at which the file was opened, or `None` if no file contains exactly the
+    /// value.
     #[must_use]
     pub fn own_path(&self) -> Option<&Path> {
-        self.is_whole_file.then_some(&self.path)
+        (self.is_whole_file && self.decoded.is_none()).then_some(&self.path)
     }
 
     /// Returns the bytes of the value.
     #[must_use]
     pub fn len(&self) -> u64 {
+        self.decoded.as_ref().map_or(self.stored_len(), |decoded| decoded.len())
+    }
+
+    /// Returns the bytes in the file.
+    fn stored_len(&self) -> u64 {
         u64::from(self.blob.len)
     }
 
     /// Returns true if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blob.len == 0
+        self.len() == 0
     }
 
     /// Reads and checks the whole value, and calls `with` with it. Bytes behind the value, which a
@@ -168,7 +177,10 @@ impl OpenBlob {
             if let Some(cache) = &self.cache {
                 cache.insert_after_read(self.blob.id, &scratch[..len]);
             }
-            Ok(with(&scratch[..len]))
+            match &self.decoded {
+                None => Ok(with(&scratch[..len])),
+                Some(decoded) => decoded.decode(self, &scratch[..len], with),
+            }
         });
         if scratch.len() <= MAX_SCRATCH {
             SCRATCH.with(|kept| kept.replace(scratch));
@@ -185,8 +197,8 @@ impl OpenBlob {
         self.for_each_stride(|_, _| Ok(()))
     }
 
-    /// Calls `each` with every stride of the value and its offset. The bytes are not checked before
-    /// the end.
+    /// Calls `each` with every stride of the stored bytes and its offset. The bytes are not checked
+    /// before the end.
     ///
     /// # Errors
     ///
@@ -194,8 +206,8 @@ impl OpenBlob {
     pub fn for_each_stride(&self, mut each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<Vec<u32>> {
         let mut buffer = vec![0; READ_STRIDE.min(self.blob.len as usize)];
         let (mut sums, mut whole, mut at) = (Vec::new(), crc32c::crc32c(&[]), 0);
-        while at < self.len() {
-            let len = usize::try_from(self.len() - at).unwrap_or(READ_STRIDE).min(READ_STRIDE);
+        while at < self.stored_len() {
+            let len = usize::try_from(self.stored_len() - at).unwrap_or(READ_STRIDE).min(READ_STRIDE);
             self.fill(at, &mut buffer[..len])?;
             for piece in buffer[..len].chunks(CHECKSUM_BLOCK) {
                 let sum = crc32c::crc32c(piece);
@@ -217,7 +229,7 @@ impl OpenBlob {
         match filled {
             None => Ok(()),
             Some(got) => {
-                let expected = self.base + self.len();
+                let expected = self.base + self.stored_len();
                 Err(Error::corrupt(&self.path, got, "blob", Damage::Truncated { got, expected }))
             }
         }
@@ -253,7 +265,7 @@ impl BlobChecksums {
                 sums
             }
         };
-        Ok(BlobReader { file, sums, buffer: Vec::new(), buffered: None })
+        Ok(BlobReader { file, sums, buffer: Vec::new(), buffered: None, piece: DecodedPiece::default() })
     }
 
     fn insert(&self, id: u64, sums: &Arc<[u32]>) {
@@ -275,6 +287,8 @@ pub struct BlobReader {
     buffer: Vec<u8>,
     /// Index of the piece in the buffer.
     buffered: Option<usize>,
+    /// Piece of a compressed value that was decompressed last.
+    piece: DecodedPiece,
 }
 
 impl BlobReader {
@@ -299,14 +313,23 @@ impl BlobReader {
     /// [`Error::Io`] if the read fails. Returns [`Error::Closed`] if the value is in a slot and the
     /// database was closed.
     pub fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
-        if offset >= self.len() || bytes.is_empty() {
+        match self.file.decoded.is_some() {
+            true => self.read_decoded_at(offset, bytes),
+            false => self.read_stored_at(offset, bytes),
+        }
+    }
+
+    /// Reads checked bytes at `offset` of the file, up to the end of a piece.
+    fn read_stored_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
+        if offset >= self.file.stored_len() || bytes.is_empty() {
             return Ok(0);
         }
         let (piece, within) = (offset / CHECKSUM_BLOCK as u64, offset % CHECKSUM_BLOCK as u64);
         let start = piece * CHECKSUM_BLOCK as u64;
         let piece = usize::try_from(piece).unwrap_or(usize::MAX);
         let within = usize::try_from(within).unwrap_or(0);
-        let len = usize::try_from(self.len() - start).unwrap_or(CHECKSUM_BLOCK).min(CHECKSUM_BLOCK);
+        let len = usize::try_from(self.file.stored_len() - start).unwrap_or(CHECKSUM_BLOCK);
+        let len = len.min(CHECKSUM_BLOCK);
         if within == 0 && bytes.len() >= len && self.buffered != Some(piece) {
             self.file.fill(start, &mut bytes[..len])?;
             self.check(piece, start, &bytes[..len])?;
