@@ -207,10 +207,13 @@ pub(crate) fn parse_mode(text: &str) -> Result<Permissions, String> {
     mode.map(Permissions::of_files).ok_or_else(|| "expected octal digits such as 600, 640 or 660".to_owned())
 }
 
-/// Parses an option such as `branching=64`. The value may be a size.
+/// Parses an option such as `branching=64` or `compression=lz4`. The value may be a size.
 pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
     match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), parse_size(value)?)),
+        Some((name, value)) if !name.is_empty() => match sheaf::named_option_value(name, value) {
+            Some(number) => Ok((name.to_owned(), number)),
+            None => Ok((name.to_owned(), parse_size(value)?)),
+        },
         _ => Err("expected NAME=VALUE, such as branching=64".to_owned()),
     }
 }

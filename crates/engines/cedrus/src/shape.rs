@@ -16,7 +16,7 @@
 //! opening depend on them.
 
 use crate::entry_list::KeyHash;
-use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
+use sheaf_log::options::{COMPRESSION, EngineOptions, OptionDomain, OptionSpec};
 
 /// The paper's branching factor.
 pub(crate) const BRANCHING: OptionSpec = OptionSpec {
@@ -46,7 +46,7 @@ pub(crate) const HASH_LENGTH: OptionSpec = OptionSpec {
     help: "bits of the key hash in the index; 8 fewer: one byte per key less, more reads of other keys' records; 40: from 10^9 keys on",
 };
 /// All options of the engine.
-pub(crate) const OPTIONS: [OptionSpec; 3] = [BRANCHING, SLUGGISHNESS, HASH_LENGTH];
+pub(crate) const OPTIONS: [OptionSpec; 4] = [BRANCHING, SLUGGISHNESS, HASH_LENGTH, COMPRESSION];
 
 /// Bytes of a line, the unit of space in a page.
 pub const LINE_BYTES: usize = 64;

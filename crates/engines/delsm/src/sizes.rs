@@ -1,6 +1,6 @@
 //! # Sizes: fixed limits, options, and their values in tiny tests
 
-use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
+use sheaf_log::options::{COMPRESSION, EngineOptions, OptionDomain, OptionSpec};
 
 /// Size from which a value gets a file.
 const FILE_BYTES: OptionSpec = OptionSpec {
@@ -39,7 +39,8 @@ const FROZEN_MEMTABLES: OptionSpec = OptionSpec {
     help: "maximum memtables that wait for the flush, each up to 1/6 of the memory budget",
 };
 /// Options that the user may set.
-pub(crate) const OPTIONS: [OptionSpec; 4] = [FILE_BYTES, LEVEL_FILES, LEVEL_FACTOR, FROZEN_MEMTABLES];
+pub(crate) const OPTIONS: [OptionSpec; 5] =
+    [FILE_BYTES, LEVEL_FILES, LEVEL_FACTOR, FROZEN_MEMTABLES, COMPRESSION];
 
 /// Limits and thresholds. They differ between normal and tiny geometry.
 #[derive(Clone, Copy, Debug)]

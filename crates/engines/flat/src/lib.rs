@@ -46,7 +46,7 @@ use std::sync::Arc;
 
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{Engine, EngineFactory};
-use sheaf_log::options::EngineOptions;
+use sheaf_log::options::{COMPRESSION, EngineOptions, OptionSpec};
 use sheaf_log::types::KeyspaceId;
 
 use engine::FlatEngine;
@@ -58,6 +58,10 @@ struct FlatFactory<I>(PhantomData<fn() -> I>);
 impl<I: Index> EngineFactory for FlatFactory<I> {
     fn name(&self) -> &'static str {
         I::NAME
+    }
+
+    fn options(&self) -> &'static [OptionSpec] {
+        &[COMPRESSION]
     }
 
     fn create(&self, _id: KeyspaceId, _: &EngineOptions, context: &Arc<EngineContext>) -> Arc<dyn Engine> {

@@ -1,6 +1,6 @@
 //! # Sizes: limits of intervals, which options may change, and of flush steps
 
-use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
+use sheaf_log::options::{COMPRESSION, EngineOptions, OptionDomain, OptionSpec};
 
 /// Pairs of an interval.
 const INTERVAL_PAIRS: OptionSpec = OptionSpec {
@@ -21,7 +21,7 @@ const INTERVAL_BYTES: OptionSpec = OptionSpec {
     help: "a rewrite splits an interval of more bytes",
 };
 /// Options of the engine.
-pub(crate) const OPTIONS: [OptionSpec; 2] = [INTERVAL_PAIRS, INTERVAL_BYTES];
+pub(crate) const OPTIONS: [OptionSpec; 3] = [INTERVAL_PAIRS, INTERVAL_BYTES, COMPRESSION];
 
 /// Limits of intervals and of flush steps.
 #[derive(Clone, Copy, Debug)]

@@ -46,7 +46,7 @@ use std::sync::Arc;
 
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{Engine, EngineFactory};
-use sheaf_log::options::EngineOptions;
+use sheaf_log::options::{COMPRESSION, EngineOptions, OptionSpec};
 use sheaf_log::types::KeyspaceId;
 
 /// Creates keyspaces of the Kreon engine.
@@ -66,6 +66,10 @@ impl EngineFactory for Kreon {
 
     fn owns_file(&self, name: &str) -> bool {
         name.starts_with(tree::level_file::FILE)
+    }
+
+    fn options(&self) -> &'static [OptionSpec] {
+        &[COMPRESSION]
     }
 
     fn create(&self, id: KeyspaceId, _: &EngineOptions, context: &Arc<EngineContext>) -> Arc<dyn Engine> {

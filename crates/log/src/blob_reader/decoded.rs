@@ -37,7 +37,7 @@ impl DecodedBlob {
         u64::from(self.raw_len)
     }
 
-    /// Calls `with` with the value whose stored form is `stored`.
+    /// Calls `with` with the value that has the stored form `stored`.
     pub(super) fn decode<R>(
         &self,
         blob: &OpenBlob,
@@ -172,8 +172,8 @@ mod tests {
 
     #[test]
     fn a_blob_that_is_not_compressed_is_read_at_the_same_offsets() {
-        let noise: Vec<u8> =
-            (0..200_000u32).map(|i| (i.wrapping_mul(i).wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let byte = |i: u32| (i.wrapping_mul(i).wrapping_mul(2_654_435_761) >> 13).to_le_bytes()[0];
+        let noise: Vec<u8> = (0..200_000).map(byte).collect();
         for value in [noise, b"short".to_vec(), Vec::new()] {
             let (blob, _) = open(&value);
             let blob = blob.with_decoding("flat").unwrap();

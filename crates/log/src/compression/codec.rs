@@ -103,21 +103,15 @@ impl Codec {
         written.is_some()
     }
 
-    /// Appends `raw_len` bytes to `out`, decompressed from `payload`. `raw_len` must be bounded.
-    pub(super) fn decompress(
-        self,
-        payload: &[u8],
-        raw_len: usize,
-        out: &mut Vec<u8>,
-    ) -> Result<(), DecodeError> {
+    /// Fills `out` with the bytes that `payload` decompresses to.
+    pub(super) fn decompress(self, payload: &[u8], out: &mut [u8]) -> Result<(), DecodeError> {
         if !self.is_available() {
             return Err(DecodeError::MissingCodec(ZSTD_MISSING));
         }
-        let start = out.len();
-        out.resize(start + raw_len, 0);
+        let raw_len = out.len();
         let got = match self {
-            Codec::Lz4 => lz4_flex::block::decompress_into(payload, &mut out[start..]).ok(),
-            Codec::Zstd => decompress_zstd(payload, &mut out[start..]),
+            Codec::Lz4 => lz4_flex::block::decompress_into(payload, out).ok(),
+            Codec::Zstd => decompress_zstd(payload, out),
         };
         match got {
             Some(got) if got == raw_len => Ok(()),

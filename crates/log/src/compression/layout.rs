@@ -46,7 +46,9 @@ impl Piece {
     /// Appends the bytes of the value to `out`. `stored` are the stored bytes of the piece.
     pub(super) fn decode(&self, codec: Codec, stored: &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError> {
         if self.is_compressed {
-            return codec.decompress(stored, self.raw_len as usize, out);
+            let start = out.len();
+            out.resize(start + self.raw_len as usize, 0);
+            return codec.decompress(stored, &mut out[start..]);
         }
         out.extend_from_slice(stored);
         Ok(())

@@ -187,7 +187,7 @@ impl PieceEncoder {
     }
 }
 
-/// Returns the value whose stored form is `stored`. Uses `buffer` if the value is compressed.
+/// Returns the value that has the stored form `stored`. Uses `buffer` if the value is compressed.
 ///
 /// # Errors
 ///
@@ -208,8 +208,9 @@ fn decode_single<'v>(codec: u8, rest: &[u8], buffer: &'v mut Vec<u8>) -> Result<
     let Some((payload, raw_len)) = rest.split_last_chunk() else {
         return Err(Damage::BadLength { got: SINGLE_TRAILER as u64, max: rest.len() as u64 + 1 }.into());
     };
-    buffer.clear();
-    codec.decompress(payload, layout::checked_raw_len(*raw_len)?, buffer)?;
+    // Not cleared: only bytes beyond the last value are zeroed.
+    buffer.resize(layout::checked_raw_len(*raw_len)?, 0);
+    codec.decompress(payload, buffer)?;
     Ok(buffer)
 }
 

@@ -30,6 +30,7 @@
 //! single operation allocates no memory (decisions/0017).
 
 pub(crate) mod append;
+mod compress;
 pub(crate) mod encode;
 mod execute;
 pub(crate) mod group_commit;
@@ -85,12 +86,21 @@ pub struct CommitWrite<'a> {
     /// Condition of an [`Action::Expect`] of a transaction. `None` if the operation was prepared
     /// and its version must still be the newest one.
     pub check: Option<VersionCheck>,
+    /// True if the value is in its stored form already.
+    pub(crate) is_encoded: bool,
 }
 
 impl<'a> CommitWrite<'a> {
     /// Returns an operation on a keyspace.
     pub fn new(keyspace: &'a Arc<KeyspaceState>, op: EngineOp<'a>) -> CommitWrite<'a> {
-        CommitWrite { keyspace, op, check: None }
+        CommitWrite { keyspace, op, check: None, is_encoded: false }
+    }
+
+    /// Returns a put of a value that is in the stored form of a keyspace with a codec.
+    #[doc(hidden)]
+    pub fn encoded(keyspace: &'a Arc<KeyspaceState>, key: &'a [u8], stored: &'a [u8]) -> CommitWrite<'a> {
+        let op = EngineOp::new(key, Action::Put(stored));
+        CommitWrite { is_encoded: true, ..CommitWrite::new(keyspace, op) }
     }
 
     /// Returns the condition that `key` is unchanged since a transaction read it.
@@ -99,7 +109,8 @@ impl<'a> CommitWrite<'a> {
         key: &'a [u8],
         check: VersionCheck,
     ) -> CommitWrite<'a> {
-        CommitWrite { keyspace, op: EngineOp::new(key, Action::Expect), check: Some(check) }
+        let op = EngineOp::new(key, Action::Expect);
+        CommitWrite { check: Some(check), ..CommitWrite::new(keyspace, op) }
     }
 
     /// Checks an expectation again, under the guard that lasts until `apply`. The first lookup may
@@ -281,6 +292,9 @@ impl Store {
         waits: &mut CommitWaits,
     ) -> Result<CommitOutcome> {
         self.check_writable()?;
+        if writes.iter().any(CommitWrite::needs_encoding) {
+            return self.commit_compressed(writes, blobs, reads, waits);
+        }
         self.throttle(writes, waits)?;
         self.delay_for_conversions(writes, waits)?;
         self.check_and_write_blobs(writes, blobs)?;

@@ -391,7 +391,7 @@ impl<'a> Recovery<'a> {
                 return Err(Error::InvalidArgument { argument: "engine", reason: why });
             };
             entry.options.check(&entry.engine, factory.options())?;
-            let engine = factory.create(entry.id, &entry.options, &self.store.context);
+            let engine = self.store.create_engine(&**factory, entry.id, &entry.options);
             let keyspace = KeyspaceState::new(entry.id, &name, engine, entry.options, Seq::ZERO);
             map.insert(name, Arc::new(keyspace));
         }

@@ -22,7 +22,7 @@ use crate::{KeyspaceState, Store};
 use sheaf_engine::checkpoint_file;
 use sheaf_engine::contract::{Engine, EngineFactory, ReplayRecord};
 use sheaf_log::frame::FrameKind;
-use sheaf_log::options::EngineOptions;
+use sheaf_log::options::{COMPRESSION, EngineOptions};
 use sheaf_log::record::Record;
 use sheaf_log::root::{CatalogEntry, Root, RootSegment};
 use sheaf_log::segment::{self, Address, DATA_START, MAX_CAPACITY, Segment};
@@ -54,6 +54,18 @@ pub(super) struct SourceKeyspace {
     pub(super) index_error: Option<String>,
     /// Whether files were skipped: their content is lost.
     pub(super) has_skipped_files: bool,
+}
+
+impl SourceKeyspace {
+    /// Returns true if its values have a stored form.
+    pub(super) fn is_compressed(&self) -> bool {
+        self.options.value(&COMPRESSION) != 0
+    }
+
+    /// Returns the name of its engine, for errors.
+    pub(super) fn static_engine_name(&self) -> &'static str {
+        self.engine.as_ref().map_or("unknown", |engine| engine.name())
+    }
 }
 
 /// The opened damaged database.
@@ -323,7 +335,7 @@ impl SourceDatabase {
         // cannot be read, and the engine detects that.
         let is_allowed = options.check(&engine_name, factory.options()).is_ok();
         let options = if is_allowed { options } else { EngineOptions::default() };
-        let engine = factory.create(id, &options, &store.context);
+        let engine = store.create_engine(&**factory, id, &options);
         let log = engine.log();
         let keyspace = KeyspaceState::new(id, &name, Arc::clone(&engine), options.clone(), Seq::ZERO);
         let restored = match (self.is_root_unreadable, log) {
@@ -343,7 +355,7 @@ impl SourceDatabase {
                 let error = into_damage(error)?;
                 damages.note_error(&error);
                 // A partly restored engine must not be used.
-                let anew = factory.create(id, &options, &store.context);
+                let anew = store.create_engine(&**factory, id, &options);
                 let rest = anew.restore_partial(&mut |error| {
                     has_skipped = true;
                     damages.note_error(&error);

@@ -2,7 +2,7 @@
 
 use super::{bytes, get, key, refused, sorted};
 use crate::fixture::Fixture;
-use sheaf::{BackupOptions, BulkLoadOptions, Database, Error, KeyspaceOptions, OptionSpec};
+use sheaf::{BackupOptions, BulkLoadOptions, Database, Error, KeyspaceOptions, OptionDomain, OptionSpec};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -61,12 +61,16 @@ pub fn values_beyond_the_range_of_an_option_are_refused(fixture: &Fixture) {
     let (engine, db) = (fixture.subject.engine, fixture.open());
     for spec in sheaf::engine_options(engine) {
         assert!(spec.allows(spec.default) && spec.allows(spec.min) && spec.allows(spec.max), "{spec}");
-        for value in [0, spec.min - 1, spec.max + 1, u64::MAX] {
+        for value in [0, spec.min.wrapping_sub(1), spec.max + 1, u64::MAX] {
+            if spec.allows(value) {
+                continue;
+            }
             let asked = KeyspaceOptions::from(engine).option(spec.name, value);
-            let says = |why: &str| {
-                let parts = [spec.name.to_owned(), spec.min.to_string(), spec.max.to_string()];
-                parts.iter().all(|part| why.contains(part)) && why.contains(&spec.default.to_string())
+            let limits = match spec.domain {
+                OptionDomain::Named(names) => names.iter().map(|name| (*name).to_owned()).collect(),
+                _ => vec![spec.min.to_string(), spec.max.to_string(), spec.default.to_string()],
             };
+            let says = |why: &str| why.contains(spec.name) && limits.iter().all(|limit| why.contains(limit));
             refused!(db.keyspace("a", asked), Error::InvalidArgument { argument: "option", reason } if says(&reason));
         }
     }
@@ -75,7 +79,11 @@ pub fn values_beyond_the_range_of_an_option_are_refused(fixture: &Fixture) {
 
 /// Returns a non-default value for each option of an engine.
 fn non_default_options(engine: &str) -> Vec<(&'static str, u64)> {
-    let other = |spec: &OptionSpec| if spec.min == spec.default { spec.max } else { spec.min };
+    let other = |spec: &OptionSpec| match spec.domain {
+        OptionDomain::Named(_) => 1, // not every build has the last codec
+        _ if spec.min == spec.default => spec.max,
+        _ => spec.min,
+    };
     sheaf::engine_options(engine).iter().map(|spec| (spec.name, other(spec))).collect()
 }
 
@@ -197,7 +205,8 @@ pub fn a_conversion_changes_the_chosen_options(fixture: &Fixture) {
     ];
     for (number, (to, expected)) in steps.into_iter().enumerate() {
         let done = db.convert("a", to, |_| ControlFlow::Continue(())).unwrap().expect("it was not cancelled");
-        let has_work = number != 2 && !(all.is_empty() && number < 2);
+        let is_chosen = owned_options(fixture.subject.chosen_options) == owned_options(&all);
+        let has_work = number != 2 && !(all.is_empty() && number < 2) && !(is_chosen && number == 0);
         assert_eq!(done.copied_pairs > 0, has_work, "step {number}");
         for is_kill in [false, true] {
             let mut now = chosen_options(&db, "a");

@@ -20,6 +20,7 @@
 
 pub mod batches;
 pub mod closing;
+pub mod compression;
 pub mod concurrency;
 pub mod full_disk;
 pub mod idle;
@@ -174,6 +175,17 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, TINY_STEPPED, transactions:
                 a_long_transaction_bounds_the_record_of_recent_keys
+            }
+            $crate::promises! { $subject, EVERYWHERE, compression:
+                compressed_values_of_every_size_are_kept_and_replaced
+                a_codec_saves_space_and_reports_it
+                conditions_compare_the_values_and_not_their_stored_form
+                snapshots_and_gc_keep_compressed_values
+                conversions_and_loads_change_the_codec
+                a_stream_is_compressed_and_survives_a_conversion
+                hostile_stored_values_are_errors_and_other_keys_are_read
+                a_codec_that_the_build_lacks_is_refused_at_creation
+                a_repair_copies_compressed_values
             }
             $crate::promises! { $subject, EVERYWHERE, snapshots:
                 reads_of_a_snapshot_are_repeatable
@@ -394,6 +406,7 @@ mod tests {
             include_str!("keyspaces.rs"),
             include_str!("opening.rs"),
             include_str!("closing.rs"),
+            include_str!("compression.rs"),
             include_str!("persistence.rs"),
             include_str!("full_disk.rs"),
             include_str!("concurrency.rs"),

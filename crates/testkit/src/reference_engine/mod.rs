@@ -47,7 +47,7 @@ use sheaf_engine::contract::{
 use sheaf_engine::views::Views;
 use sheaf_log::blob::BlobRef;
 use sheaf_log::blob_reader::StoredValue as Seen;
-use sheaf_log::options::EngineOptions;
+use sheaf_log::options::{COMPRESSION, EngineOptions, OptionSpec};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
 use sheaf_platform::error::{Error, Result};
@@ -77,6 +77,10 @@ impl ReferenceEngineFactory {
 impl EngineFactory for ReferenceEngineFactory {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn options(&self) -> &'static [OptionSpec] {
+        &[COMPRESSION]
     }
 
     fn create(&self, _: KeyspaceId, _: &EngineOptions, context: &Arc<EngineContext>) -> Arc<dyn Engine> {
@@ -335,6 +339,7 @@ impl Engine for ReferenceEngine {
             keys: table.live_keys(),
             index_bytes: table.index_bytes(),
             pinned_versions: table.pinned_versions(),
+            ..EngineStats::default()
         }
     }
 
