@@ -109,8 +109,8 @@ pub trait Engine:
     fn compression(&self) -> Option<&Arc<ValueCompression>> {
         None
     }
-    /// Returns the engine whose reads return values in their stored form. Returns `None` if this
-    /// engine does: then it has no codec.
+    /// Returns the engine that reads values in their stored form. Returns `None` if this engine
+    /// does: then it has no codec.
     fn stored_form(&self) -> Option<&dyn Engine> {
         None
     }

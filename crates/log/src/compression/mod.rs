@@ -6,8 +6,8 @@
 //!  pieces   piece 0 | piece 1 | ... | length of each 4 | checksum 4 | raw length 4 | 0x80 + codec
 //! ```
 //!
-//! In a keyspace with expiry, the header of the value is in front of this, as it is: the expiry time
-//! is read without decoding.
+//! In a keyspace with expiry, the header of the value is in front of this, as it is: the expiry
+//! time is read without decoding.
 //!
 //! The codec is in the last byte, so that the bytes of a value that is not compressed are at the
 //! offsets that they have in the value. Each piece has 64 KiB of the value, the last one the rest.

@@ -43,7 +43,7 @@ pub struct ChangeValue {
 #[derive(Clone)]
 enum ValueSource {
     Inline(Vec<u8>),
-    /// Stored value whose codec this build lacks.
+    /// Stored value with a codec that this build lacks.
     Encoded(Vec<u8>, EncodedForm),
     Blob {
         store: Arc<Store>,
@@ -128,7 +128,8 @@ impl ChangeValue {
         Ok(value)
     }
 
-    /// Returns the value if it needs no read. A value whose codec this build lacks has no bytes.
+    /// Returns the value if it needs no read. Returns `None` too if this build
+    /// lacks the codec of the value.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         match &self.source {

@@ -13,8 +13,8 @@ use sheaf_platform::error::Result;
 pub(super) const PREFETCH_GROUP: usize = 16;
 
 /// Prepares the operations at the indexes `outdated` again. Encodes the commit again if the
-/// preparation of one changed. Returns the index of an operation whose expected key changed, if
-/// there is one.
+/// preparation of one changed. Returns the index of an operation that expects another version of
+/// its key, if there is one.
 #[cold]
 pub(super) fn reprepare(
     writes: &mut [CommitWrite<'_>],

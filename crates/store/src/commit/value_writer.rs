@@ -105,7 +105,7 @@ impl PartialValue {
         self.flushed + self.buffer.len() as u64
     }
 
-    /// Returns the bytes at the start of the buffer that are not compressed, if there is an encoder.
+    /// Returns the bytes at the start of the buffer that the encoder does not compress.
     fn header_in_buffer(&self) -> usize {
         match &self.encoder {
             Some(encoder) if self.flushed == 0 => encoder.compression.header_len() as usize,

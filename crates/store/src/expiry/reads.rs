@@ -19,8 +19,8 @@ pub(crate) fn is_expired(expiry: Option<UnixMillis>, now: UnixMillis) -> bool {
     expiry.is_some_and(|expiry| expiry <= now)
 }
 
-/// Returns the engine whose reads return values in their stored form. The header is the same there,
-/// and is read without the codec.
+/// Returns the engine that reads values in their stored form. The header is the same there, and is
+/// read without the codec.
 pub(crate) fn stored_form(engine: &dyn Engine) -> &dyn Engine {
     engine.stored_form().unwrap_or(engine)
 }
@@ -160,7 +160,7 @@ impl KeyspaceExpiry {
         Ok(Some(expiry))
     }
 
-    /// Returns whether the header of a value that cannot be decoded shows that the pair has expired.
+    /// Returns whether the pair of a value that cannot be decoded has expired.
     #[cold]
     fn is_expired_at(&self, engine: &dyn Engine, at: ReadPoint, now: UnixMillis, key: &[u8]) -> bool {
         let mut expiry = Ok(None);

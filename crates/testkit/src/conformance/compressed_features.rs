@@ -272,7 +272,7 @@ pub fn the_feed_delivers_decoded_values(fixture: &Fixture) {
     }
     expired.sort();
     assert_eq!(expired, (0..values.len()).map(key).collect::<Vec<_>>());
-    // Changes of a keyspace that has another form by now, or is gone, are decoded.
+    // Changes of a keyspace that has another form by now, or was dropped, are decoded.
     let plain = KeyspaceOptions::from(fixture.subject.engine).compression(None);
     db.convert("a", plain, |_| ControlFlow::Continue(())).unwrap().expect("it was not cancelled");
     check_puts(&mut db.changes(first).unwrap(), &values);
@@ -293,7 +293,7 @@ pub fn the_feed_goes_on_without_the_codec(fixture: &Fixture) {
     let db = fixture.builder().retain_changes(keep_all_changes()).open(fixture.path()).unwrap();
     let ks = db.keyspace("a", fixture.subject.options().compression(Codec::Lz4)).unwrap();
     let first = db.newest_change().unwrap();
-    let large = stored(&bytes(3 * fixture.setting.blob_threshold(), 1), 60_000, 2);
+    let large = stored(&bytes(fixture.setting.blob_threshold() + 100, 1), 60_000, 2);
     let values = [("inline", stored(&[0; 300], 400, 2)), ("large", large)];
     for (name, stored) in &values {
         ks.insert_encoded(name, stored).unwrap();
