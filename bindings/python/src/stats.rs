@@ -74,6 +74,8 @@ pub(crate) fn keyspace<'py>(py: Python<'py>, figures: &EngineStats, disk_bytes: 
         keys: figures.keys,
         index_bytes: figures.index_bytes,
         pinned_versions: figures.pinned_versions,
+        encoded_raw_bytes: figures.encoded_raw_bytes,
+        encoded_bytes: figures.encoded_bytes,
         disk_bytes: disk_bytes,
     ))
 }

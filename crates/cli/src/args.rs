@@ -338,7 +338,8 @@ with a sample of pairs in a scratch database next to this one.)
 Examples:
   sheaf convert my.db --keyspace words --to flat --dry-run
   sheaf convert my.db --keyspace words --to flat
-  sheaf convert my.db --keyspace words --to cedrus --option branching=64")]
+  sheaf convert my.db --keyspace words --to cedrus --option branching=64
+  sheaf convert my.db --keyspace words --to flex --option compression=lz4")]
     Convert(Convert),
     /// Delete a keyspace with all its pairs
     #[command(after_long_help = "\
@@ -487,8 +488,8 @@ pub(crate) struct CreateArgs {
 /// Engine options on the command line.
 #[derive(Debug, Args)]
 pub(crate) struct EngineOptionArgs {
-    /// Option of the engine, such as branching=64; may be repeated. `sheaf engines` lists the
-    /// options
+    /// Option of the engine, such as branching=64 or compression=lz4; may be repeated. `sheaf
+    /// engines` lists the options
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
     pub(crate) options: Vec<(String, u64)>,
 }

@@ -228,8 +228,8 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(|| "too long".to_owned())
 }
 
-/// Parses an option such as `branching=64`. The value may be a size. `expiry` may be `on` or `off`,
-/// and `ttl` a duration.
+/// Parses an option such as `branching=64` or `compression=lz4`. The value may be a size. `expiry`
+/// may be `on` or `off`, and `ttl` a duration.
 pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
     match text.split_once('=') {
         Some(("expiry", "on")) => Ok(("expiry".to_owned(), 1)),
@@ -238,7 +238,10 @@ pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
             let ttl = parse_duration(value)?;
             Ok(("ttl-ms".to_owned(), u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
         }
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), parse_size(value)?)),
+        Some((name, value)) if !name.is_empty() => {
+            let number = sheaf::named_option_value(name, value).map_or_else(|| parse_size(value), Ok)?;
+            Ok((name.to_owned(), number))
+        }
         _ => Err("expected NAME=VALUE, such as branching=64".to_owned()),
     }
 }

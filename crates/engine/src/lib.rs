@@ -11,6 +11,7 @@
 //!        |  calls                           ^  prepare / is_current / apply / replay / relocate
 //!        v                                  |
 //!   contract     traits of an engine; context: services for engines
+//!   decoding     an engine of a keyspace with compressed values
 //!   window       order and visibility of commits; views, versions: past states
 //!   memtable     recent commits in memory
 //!   page_file, checkpoint_file, log_entries, read_ahead: files and their content
@@ -21,6 +22,7 @@ pub mod backup_files;
 pub mod checkpoint_file;
 pub mod context;
 pub mod contract;
+pub mod decoding;
 pub mod idle;
 pub mod keys;
 pub mod log_entries;

@@ -1051,8 +1051,8 @@ sheaf_code sheaf_keyspace_properties(sheaf_keyspace *keyspace,
 
 /**
  * Returns the statistics of the keyspace as a JSON object: `keys`, `index_bytes`,
- * `pinned_versions`, `disk_bytes`, `counters` and `workload`. Some engines count all keys. Not for
- * keyspaces of snapshots (`SHEAF_READ_ONLY`).
+ * `pinned_versions`, `encoded_raw_bytes`, `encoded_bytes`, `disk_bytes`, `counters` and
+ * `workload`. Some engines count all keys. Not for keyspaces of snapshots (`SHEAF_READ_ONLY`).
  *
  * Threads: any, also at the same time.
  */

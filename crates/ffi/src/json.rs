@@ -72,6 +72,8 @@ pub(crate) fn engine_stats(stats: &EngineStats) -> Json {
         "keys": stats.keys,
         "index_bytes": stats.index_bytes,
         "pinned_versions": stats.pinned_versions,
+        "encoded_raw_bytes": stats.encoded_raw_bytes,
+        "encoded_bytes": stats.encoded_bytes,
     })
 }
 

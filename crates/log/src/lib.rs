@@ -10,11 +10,13 @@
 //!  record -> frame -> segment      operations, with salted checksums, in files of a log
 //!  root, double_slot               the file that lists everything else, in two slots
 //!  blob, blob_reader               values outside of logs
+//!  compression                     stored form of compressed values
 //!  types, options                  numbers and names
 //! ```
 
 pub mod blob;
 pub mod blob_reader;
+pub mod compression;
 pub mod double_slot;
 pub mod frame;
 pub mod options;

@@ -28,7 +28,19 @@ pub enum OptionDomain {
     PowersOfTwo,
     /// Multiples of this number.
     MultiplesOf(u64),
+    /// Values with these names, from 0 on.
+    Named(&'static [&'static str]),
 }
+
+/// Codec of new values. All engines have this option.
+pub const COMPRESSION: OptionSpec = OptionSpec {
+    name: "compression",
+    min: 0,
+    max: 2,
+    domain: OptionDomain::Named(&["none", "lz4", "zstd"]),
+    default: 0,
+    help: "codec of values from 192 bytes on; lz4 is fast, zstd is smaller and needs a build with it",
+};
 
 /// Specification of an engine option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,19 +65,60 @@ impl OptionSpec {
     pub fn allows(&self, value: u64) -> bool {
         (self.min..=self.max).contains(&value)
             && match self.domain {
-                OptionDomain::Any => true,
+                OptionDomain::Any | OptionDomain::Named(_) => true,
                 OptionDomain::PowersOfTwo => value.is_power_of_two(),
                 OptionDomain::MultiplesOf(unit) => value.is_multiple_of(unit),
             }
     }
+
+    /// Returns the text of `value`: its name if the option has named values, else the number.
+    #[must_use]
+    pub fn value_text(&self, value: u64) -> String {
+        self.value_name(value).map_or_else(|| value.to_string(), str::to_owned)
+    }
+
+    fn value_name(&self, value: u64) -> Option<&'static str> {
+        let OptionDomain::Named(names) = self.domain else { return None };
+        usize::try_from(value).ok().and_then(|at| names.get(at)).copied()
+    }
+
+    /// Returns the value with this name. Returns `None` if the option has no such name.
+    #[must_use]
+    pub fn named_value(&self, text: &str) -> Option<u64> {
+        let OptionDomain::Named(names) = self.domain else { return None };
+        names.iter().position(|name| *name == text).map(|at| at as u64)
+    }
+}
+
+/// Returns the value that `text` names for the option `name`, for options with named values:
+/// `lz4` for `compression`. Returns `None` if there is no such name.
+///
+/// ```
+/// use sheaf_log::options::named_value;
+///
+/// assert_eq!(named_value("compression", "lz4"), Some(1));
+/// assert_eq!(named_value("branching", "64"), None);
+/// ```
+#[must_use]
+pub fn named_value(name: &str, text: &str) -> Option<u64> {
+    if name == COMPRESSION.name { COMPRESSION.named_value(text) } else { None }
 }
 
 /// Writes the name, values and default: `branching: 4 to 256, a power of two; default 16`.
 impl fmt::Display for OptionSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let OptionDomain::Named(names) = self.domain {
+            return write!(
+                f,
+                "{}: {}; default {}",
+                self.name,
+                names.join(", "),
+                self.value_text(self.default)
+            );
+        }
         write!(f, "{}: {} to {}", self.name, self.min, self.max)?;
         match self.domain {
-            OptionDomain::Any => {}
+            OptionDomain::Any | OptionDomain::Named(_) => {}
             OptionDomain::PowersOfTwo => f.write_str(", a power of two")?,
             OptionDomain::MultiplesOf(unit) => write!(f, ", a multiple of {unit}")?,
         }
@@ -188,11 +241,15 @@ impl EngineOptions {
     }
 }
 
-/// Writes the options that were set: `branching=64 sluggishness=16`.
+/// Writes the options that were set: `branching=64 compression=lz4`.
 impl fmt::Display for EngineOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, value)) in self.iter().enumerate() {
-            write!(f, "{}{name}={value}", if index > 0 { " " } else { "" })?;
+            f.write_str(if index > 0 { " " } else { "" })?;
+            match COMPRESSION.value_name(value).filter(|_| name == COMPRESSION.name) {
+                Some(text) => write!(f, "{name}={text}")?,
+                None => write!(f, "{name}={value}")?,
+            }
         }
         Ok(())
     }
@@ -259,6 +316,9 @@ mod tests {
         assert_eq!(options.conflict(&chosen(&[("length", 8)]), &specs), Some(&LENGTH));
         let all = chosen(&[("width", 4)]).or(&chosen(&[("width", 8), ("length", 8)]));
         assert_eq!(all.to_string(), "length=8 width=4");
+        let named = chosen(&[("compression", 1), ("width", 4)]);
+        assert_eq!(named.to_string(), "compression=lz4 width=4");
+        assert_eq!(COMPRESSION.to_string(), "compression: none, lz4, zstd; default none");
     }
 
     #[test]

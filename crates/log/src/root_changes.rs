@@ -19,6 +19,9 @@ pub const MAX_CURSORS: usize = 256;
 /// Longest name of a cursor in bytes.
 pub const MAX_CURSOR_NAME: usize = 255;
 
+/// Highest flags of a keyspace.
+const MAX_FLAGS: u8 = 3;
+
 /// Limits of the retention of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetentionLimits {
@@ -52,6 +55,8 @@ pub struct KeyspaceLifetime {
     pub name: String,
     /// Whether its pairs may expire. Its values then begin with a header (docs/format/expiry.md).
     pub has_expiry: bool,
+    /// Whether it has a codec. Its values then have a stored form (docs/format/compression.md).
+    pub is_compressed: bool,
     /// The commit that created it; zero for a keyspace that is older than the feed.
     pub created: Seq,
     /// The commit that dropped or replaced it; [`Seq::LATEST`] while it is live.
@@ -103,7 +108,7 @@ impl RootChanges {
         w.list(&self.keyspaces, |w, keyspace| {
             w.u32(keyspace.id.0);
             w.bytes(keyspace.name.as_bytes());
-            w.u8(u8::from(keyspace.has_expiry));
+            w.u8(u8::from(keyspace.has_expiry) | u8::from(keyspace.is_compressed) << 1);
             w.u64(keyspace.created.0);
             w.u64(keyspace.dropped.0);
         });
@@ -130,8 +135,17 @@ impl RootChanges {
         let keyspaces = r.list(|r| {
             let id = keyspace(r)?;
             let name = utf8("name", r.bytes()?)?.to_owned();
-            let has_expiry = r.u8()? != 0;
-            Ok(KeyspaceLifetime { id, name, has_expiry, created: Seq(r.u64()?), dropped: Seq(r.u64()?) })
+            let flags = r.u8()?;
+            if flags > MAX_FLAGS {
+                return Err(Damage::bad_field(
+                    "flags of a keyspace",
+                    ..=u64::from(MAX_FLAGS),
+                    u64::from(flags),
+                ));
+            }
+            let (has_expiry, is_compressed) = (flags & 1 != 0, flags & 2 != 0);
+            let (created, dropped) = (Seq(r.u64()?), Seq(r.u64()?));
+            Ok(KeyspaceLifetime { id, name, has_expiry, is_compressed, created, dropped })
         })?;
         let cursors =
             r.list(|r| Ok(NamedCursor { name: utf8("cursor", r.bytes()?)?.to_owned(), seq: Seq(r.u64()?) }))?;
@@ -169,6 +183,7 @@ mod tests {
                 id: KeyspaceId(4),
                 name: "users".to_owned(),
                 has_expiry: true,
+                is_compressed: true,
                 created: Seq(62),
                 dropped: Seq::LATEST,
             }],
@@ -191,6 +206,22 @@ mod tests {
             for cut in 0..w.0.len() {
                 assert!(decode(&w.0[..cut]).is_err(), "{cut} bytes");
             }
+        }
+    }
+
+    #[test]
+    fn flags_of_keyspaces_read_back_and_unknown_ones_are_damage() {
+        let [keyspace] = changes().keyspaces.try_into().unwrap();
+        for (has_expiry, is_compressed) in [(false, false), (true, false), (false, true), (true, true)] {
+            let keyspaces = vec![KeyspaceLifetime { has_expiry, is_compressed, ..keyspace.clone() }];
+            let changes = RootChanges { keyspaces, ..changes() };
+            let mut w = FieldWriter::default();
+            changes.encode(&mut w);
+            assert_eq!(decode(&w.0), Ok(changes));
+            // Behind the flags are two numbers, and the list with one cursor.
+            let flags = w.0.len() - (8 + 8) - (4 + 4 + 5 + 8) - 1;
+            w.0[flags] = 4;
+            assert!(decode(&w.0).is_err());
         }
     }
 

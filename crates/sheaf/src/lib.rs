@@ -76,6 +76,9 @@ pub use iter::{Iter, KeyRange, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use sheaf_engine::contract::{Capabilities, EngineStats};
 pub use sheaf_engine::workload::{Latency, LengthStats, Skewness, WorkloadStats};
+pub use sheaf_log::compression::Codec;
+#[doc(hidden)]
+pub use sheaf_log::options::named_value as named_option_value;
 pub use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 pub use sheaf_log::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
 pub use sheaf_platform::disk::persistent::PersistenceMode;

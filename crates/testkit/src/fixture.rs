@@ -52,6 +52,9 @@ pub struct TestSubject {
     pub factories: Vec<Arc<dyn EngineFactory>>,
 }
 
+/// Options of a keyspace with the codec `lz4`.
+const COMPRESSED: &[(&str, u64)] = &[("compression", 1)];
+
 impl TestSubject {
     /// FlatStore with a hash index.
     #[must_use]
@@ -171,6 +174,46 @@ impl TestSubject {
         TestSubject { name: "delsm-steep", chosen_options: chosen, ..TestSubject::delsm() }
     }
 
+    /// `flat` with compressed values.
+    #[must_use]
+    pub fn flat_compressed() -> TestSubject {
+        TestSubject { name: "flat-compressed", chosen_options: COMPRESSED, ..TestSubject::flat() }
+    }
+
+    /// `flat-ordered` with compressed values.
+    #[must_use]
+    pub fn flat_ordered_compressed() -> TestSubject {
+        TestSubject {
+            name: "flat-ordered-compressed",
+            chosen_options: COMPRESSED,
+            ..TestSubject::flat_ordered()
+        }
+    }
+
+    /// `flex` with compressed values.
+    #[must_use]
+    pub fn flex_compressed() -> TestSubject {
+        TestSubject { name: "flex-compressed", chosen_options: COMPRESSED, ..TestSubject::flex() }
+    }
+
+    /// `delsm` with compressed values.
+    #[must_use]
+    pub fn delsm_compressed() -> TestSubject {
+        TestSubject { name: "delsm-compressed", chosen_options: COMPRESSED, ..TestSubject::delsm() }
+    }
+
+    /// `cedrus` with compressed values.
+    #[must_use]
+    pub fn cedrus_compressed() -> TestSubject {
+        TestSubject { name: "cedrus-compressed", chosen_options: COMPRESSED, ..TestSubject::cedrus() }
+    }
+
+    /// `kreon` with compressed values.
+    #[must_use]
+    pub fn kreon_compressed() -> TestSubject {
+        TestSubject { name: "kreon-compressed", chosen_options: COMPRESSED, ..TestSubject::kreon() }
+    }
+
     /// Returns the engines with non-default options. They pass all suites at a small part of the
     /// length.
     #[must_use]
@@ -181,6 +224,12 @@ impl TestSubject {
             TestSubject::flex_wide(),
             TestSubject::flex_bounded(),
             TestSubject::delsm_steep(),
+            TestSubject::flat_compressed(),
+            TestSubject::flat_ordered_compressed(),
+            TestSubject::flex_compressed(),
+            TestSubject::delsm_compressed(),
+            TestSubject::cedrus_compressed(),
+            TestSubject::kreon_compressed(),
         ]
     }
 

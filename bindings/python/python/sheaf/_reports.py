@@ -112,6 +112,8 @@ class KeyspaceStats:
     keys: int
     index_bytes: int
     pinned_versions: int
+    encoded_raw_bytes: int
+    encoded_bytes: int
     disk_bytes: int
 
 

@@ -37,7 +37,9 @@ fn split(name: &str) -> Result<(&str, Vec<(&str, u64)>)> {
     for part in parts {
         let wrong = || format!("{name:?}: {part:?} is not OPTION=NUMBER");
         let (option, value) = part.split_once('=').ok_or_else(wrong)?;
-        options.push((option, value.parse().map_err(|_| wrong())?));
+        let named = ::sheaf::named_option_value(option, value);
+        let number = named.map_or_else(|| value.parse(), Ok).map_err(|_| wrong())?;
+        options.push((option, number));
     }
     Ok((engine, options))
 }
@@ -66,7 +68,7 @@ fn check(name: &str) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Returns an error if an option is not written as `OPTION=NUMBER`.
+/// Returns an error if an option is not written as `OPTION=NUMBER` or `compression=CODEC`.
 pub(super) fn keyspace_options(name: &str) -> Result<KeyspaceOptions> {
     let (engine, options) = split(name)?;
     let chosen = KeyspaceOptions::default().engine(engine);
@@ -90,6 +92,6 @@ mod tests {
             let error = intern(name).unwrap_err().to_string();
             assert!(error.contains(reason), "{name}: {error}");
         }
-        assert!(intern("delsm:file-bytes=256:level-factor=8").is_ok());
+        assert!(intern("delsm:file-bytes=256:level-factor=8:compression=lz4").is_ok());
     }
 }

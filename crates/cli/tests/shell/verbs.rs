@@ -152,7 +152,15 @@ fn options_are_chosen_listed_and_changed() {
     let sizes =
         ["load", "db", "-k", "b", "--sorted", "--engine", "flex", "--option", "interval-bytes=4KiB", "-"];
     sandbox.feed(&sizes, b"k\tv\n").succeeds();
+    let lz4 = ["put", "db", "-k", "c", "--engine", "flat", "--option", "compression=lz4"];
+    let text = "stored in ".repeat(500);
+    sandbox.run(&[&lz4[..], &["key", &text]].concat()).succeeds();
+    sandbox.run(&["get", "db", "-k", "c", "key"]).succeeds().prints(&text);
+    assert!(sandbox.run(&["keyspaces", "db"]).succeeds().stdout().contains("compression=lz4"));
+    let snappy = [&lz4[..6], &["--option", "compression=snappy", "k", "v"]].concat();
+    sandbox.run(&snappy).exits(2);
     let engines = sandbox.run(&["engines"]).succeeds().stdout();
+    assert!(engines.contains("compression: none, lz4, zstd; default none"), "{engines}");
     assert!(engines.contains("flex (the default)\n  interval-pairs: 4 to 128; default 16\n"));
 }
 

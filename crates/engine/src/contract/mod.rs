@@ -29,6 +29,7 @@ mod store_log;
 
 use std::sync::Arc;
 
+use sheaf_log::compression::ValueCompression;
 use sheaf_log::options::{EngineOptions, OptionSpec};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
@@ -82,6 +83,11 @@ pub struct EngineStats {
     pub index_bytes: u64,
     /// Number of old versions that snapshots and iterators pin.
     pub pinned_versions: u64,
+    /// Bytes of the values that were written since the opening, if the keyspace has a codec.
+    /// Without a codec zero.
+    pub encoded_raw_bytes: u64,
+    /// Bytes of the stored form of these values.
+    pub encoded_bytes: u64,
 }
 
 /// Name and features of an engine.
@@ -98,6 +104,16 @@ pub trait EngineInfo: Send + Sync {
 pub trait Engine:
     EngineInfo + EngineReads + EngineCommits + EngineCheckpoint + EnginePressure + EngineRecovery
 {
+    /// Returns the codec of the keyspace, if it has one. The store then passes values in their
+    /// stored form to the engine, and reads decode them.
+    fn compression(&self) -> Option<&Arc<ValueCompression>> {
+        None
+    }
+    /// Returns the engine that reads values in their stored form. Returns `None` if this engine
+    /// does: then it has no codec.
+    fn stored_form(&self) -> Option<&dyn Engine> {
+        None
+    }
     /// Returns the engine's index over its store log. Returns `None` if the data of the engine is
     /// not in a store log.
     fn store_log_index(&self) -> Option<&dyn StoreLogIndex> {

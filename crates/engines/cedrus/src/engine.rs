@@ -558,6 +558,7 @@ impl Engine for CedrusEngine {
             keys: self.trie.len(),
             index_bytes: self.trie.bytes() + table + self.deferred_replay.bytes(),
             pinned_versions: self.versions.count(),
+            ..EngineStats::default()
         }
     }
 

@@ -329,6 +329,7 @@ impl Engine for DelsmEngine {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + lists,
             pinned_versions: self.pinned_versions.count(),
+            ..EngineStats::default()
         }
     }
 

@@ -557,6 +557,7 @@ impl<I: Index> Engine for FlatEngine<I> {
             keys: self.keys.count(),
             index_bytes: self.index.bytes(),
             pinned_versions: self.versions.count(),
+            ..EngineStats::default()
         }
     }
 

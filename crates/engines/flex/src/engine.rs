@@ -570,6 +570,7 @@ impl Engine for FlexEngine {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + self.table.lock().index_bytes(&self.interval_cache),
             pinned_versions: self.pins.count(),
+            ..EngineStats::default()
         }
     }
 

@@ -650,6 +650,7 @@ impl Engine for KreonEngine {
             index_bytes: memtables + self.level_store.cache.bytes(),
             pinned_versions: self.versions.count()
                 + self.unspilled_pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
+            ..EngineStats::default()
         }
     }
 

@@ -27,12 +27,14 @@
 //!   megabyte of value.
 
 mod cache;
+mod decoded;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use self::decoded::{DecodedBlob, DecodedPiece};
 use crate::blob::{BlobRef, SlotPin};
 use sheaf_platform::disk::{File, read_up_to_end};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
@@ -92,12 +94,14 @@ pub struct OpenBlob {
     /// Offset of the value in the file.
     base: u64,
     is_whole_file: bool,
-    /// Bytes of a header in front of the value that users see. It belongs to the blob.
+    /// Bytes of a header in front of the value that readers see. It belongs to the blob.
     header_len: u32,
     /// Keeps the slot from being reused.
     pin: Option<Arc<SlotPin>>,
     /// Cache that gets the bytes that are read.
     cache: Option<Arc<dyn ValueCache>>,
+    /// Layout of the value if its stored form is decoded.
+    decoded: Option<Arc<DecodedBlob>>,
 }
 
 sheaf_platform::sync::thread_local! {
@@ -109,7 +113,8 @@ impl OpenBlob {
     /// checked.
     #[must_use]
     pub fn new(file: Arc<dyn File>, path: PathBuf, blob: BlobRef) -> OpenBlob {
-        OpenBlob { file, path, blob, base: 0, is_whole_file: true, header_len: 0, pin: None, cache: None }
+        let (base, is_whole_file, header_len) = (0, true, 0);
+        OpenBlob { file, path, blob, base, is_whole_file, header_len, pin: None, cache: None, decoded: None }
     }
 
     /// Creates the open value `blob` at offset `base` of `file`, which was opened at `path`. The
@@ -137,14 +142,15 @@ impl OpenBlob {
         OpenBlob { header_len: len.min(self.blob.len), ..self }
     }
 
-    /// Reads the first bytes of the blob, the header included. They are not checked.
+    /// Reads the first bytes of the file, the header included. They are neither checked nor
+    /// decoded.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Corrupt`] if the blob or its file is shorter, and [`Error::Io`] if the read
     /// fails. Returns [`Error::Closed`] if the value is in a slot and the database was closed.
     pub fn read_unchecked_start(&self, bytes: &mut [u8]) -> Result<()> {
-        let (got, expected) = (self.blob_len(), bytes.len() as u64);
+        let (got, expected) = (self.stored_len(), bytes.len() as u64);
         if got < expected {
             return Err(Error::corrupt(&self.path, self.base, "blob", Damage::Truncated { got, expected }));
         }
@@ -157,22 +163,23 @@ impl OpenBlob {
         &self.path
     }
 
-    /// Returns the path at which the file was opened, or `None` if the value has no file of its
-    /// own.
+    /// Returns the path at which the file was opened, or `None` if no file contains exactly the
+    /// value.
     #[must_use]
     pub fn own_path(&self) -> Option<&Path> {
-        (self.is_whole_file && self.header_len == 0).then_some(&self.path)
-    }
-
-    /// Returns the bytes of the blob, the header included.
-    fn blob_len(&self) -> u64 {
-        u64::from(self.blob.len)
+        (self.is_whole_file && self.header_len == 0 && self.decoded.is_none()).then_some(&self.path)
     }
 
     /// Returns the bytes of the value.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.blob_len() - u64::from(self.header_len)
+        let whole_len = self.decoded.as_ref().map_or(self.stored_len(), |decoded| decoded.len());
+        whole_len.saturating_sub(u64::from(self.header_len))
+    }
+
+    /// Returns the bytes in the file, the header included.
+    fn stored_len(&self) -> u64 {
+        u64::from(self.blob.len)
     }
 
     /// Returns true if the value has no bytes.
@@ -202,7 +209,12 @@ impl OpenBlob {
             if let Some(cache) = &self.cache {
                 cache.insert_after_read(self.blob.id, &scratch[..len]);
             }
-            Ok(with(&scratch[self.header_len as usize..len]))
+            let header_len = self.header_len as usize;
+            match &self.decoded {
+                None => Ok(with(&scratch[header_len..len])),
+                Some(decoded) => decoded
+                    .decode(self, &scratch[..len], |value| with(value.get(header_len..).unwrap_or_default())),
+            }
         });
         if scratch.len() <= MAX_SCRATCH {
             SCRATCH.with(|kept| kept.replace(scratch));
@@ -219,8 +231,8 @@ impl OpenBlob {
         self.for_each_stride(|_, _| Ok(()))
     }
 
-    /// Calls `each` with every stride of the blob and its offset, the header included. The bytes
-    /// are not checked before the end.
+    /// Calls `each` with every stride of the stored bytes and its offset, the header included. The
+    /// bytes are not checked before the end.
     ///
     /// # Errors
     ///
@@ -228,8 +240,8 @@ impl OpenBlob {
     pub fn for_each_stride(&self, mut each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<Vec<u32>> {
         let mut buffer = vec![0; READ_STRIDE.min(self.blob.len as usize)];
         let (mut sums, mut whole, mut at) = (Vec::new(), crc32c::crc32c(&[]), 0);
-        while at < self.blob_len() {
-            let len = usize::try_from(self.blob_len() - at).unwrap_or(READ_STRIDE).min(READ_STRIDE);
+        while at < self.stored_len() {
+            let len = usize::try_from(self.stored_len() - at).unwrap_or(READ_STRIDE).min(READ_STRIDE);
             self.fill(at, &mut buffer[..len])?;
             for piece in buffer[..len].chunks(CHECKSUM_BLOCK) {
                 let sum = crc32c::crc32c(piece);
@@ -251,7 +263,7 @@ impl OpenBlob {
         match filled {
             None => Ok(()),
             Some(got) => {
-                let expected = self.base + self.blob_len();
+                let expected = self.base + self.stored_len();
                 Err(Error::corrupt(&self.path, got, "blob", Damage::Truncated { got, expected }))
             }
         }
@@ -287,7 +299,7 @@ impl BlobChecksums {
                 sums
             }
         };
-        Ok(BlobReader { file, sums, buffer: Vec::new(), buffered: None })
+        Ok(BlobReader { file, sums, buffer: Vec::new(), buffered: None, piece: DecodedPiece::default() })
     }
 
     fn insert(&self, id: u64, sums: &Arc<[u32]>) {
@@ -309,6 +321,8 @@ pub struct BlobReader {
     buffer: Vec<u8>,
     /// Index of the piece in the buffer.
     buffered: Option<usize>,
+    /// Piece of a compressed value that was decompressed last.
+    piece: DecodedPiece,
 }
 
 impl BlobReader {
@@ -337,11 +351,23 @@ impl BlobReader {
             return Ok(0);
         }
         let offset = offset + u64::from(self.file.header_len);
+        match self.file.decoded.is_some() {
+            true => self.read_decoded_at(offset, bytes),
+            false => self.read_stored_at(offset, bytes),
+        }
+    }
+
+    /// Reads checked bytes at `offset` of the file, up to the end of a piece.
+    fn read_stored_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
+        if offset >= self.file.stored_len() || bytes.is_empty() {
+            return Ok(0);
+        }
         let (piece, within) = (offset / CHECKSUM_BLOCK as u64, offset % CHECKSUM_BLOCK as u64);
         let start = piece * CHECKSUM_BLOCK as u64;
         let piece = usize::try_from(piece).unwrap_or(usize::MAX);
         let within = usize::try_from(within).unwrap_or(0);
-        let len = usize::try_from(self.file.blob_len() - start).unwrap_or(CHECKSUM_BLOCK).min(CHECKSUM_BLOCK);
+        let len = usize::try_from(self.file.stored_len() - start).unwrap_or(CHECKSUM_BLOCK);
+        let len = len.min(CHECKSUM_BLOCK);
         if within == 0 && bytes.len() >= len && self.buffered != Some(piece) {
             self.file.fill(start, &mut bytes[..len])?;
             self.check(piece, start, &bytes[..len])?;

@@ -416,7 +416,13 @@ mod tests {
         let keyspace = KeyspaceOverview {
             info: wire::decode_keyspace_info(&mut FieldReader::new(&w.0)).unwrap(),
             ordered: true,
-            stats: EngineStats { keys: 1, index_bytes: 2, pinned_versions: 3 },
+            stats: EngineStats {
+                keys: 1,
+                index_bytes: 2,
+                pinned_versions: 3,
+                encoded_raw_bytes: 5,
+                encoded_bytes: 4,
+            },
             counters: vec![("moved", 4), ("read", 5)],
             workload: load,
         };

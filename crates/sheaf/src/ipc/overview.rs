@@ -59,8 +59,8 @@ pub(super) fn encode_keyspace(keyspace: &KeyspaceOverview, w: &mut FieldWriter) 
     let KeyspaceOverview { info, ordered, stats, counters, workload: load } = keyspace;
     wire::encode_keyspace_info(info, w);
     w.flag(*ordered);
-    let EngineStats { keys, index_bytes, pinned_versions } = stats;
-    w.u64s([keys, index_bytes, pinned_versions]);
+    let EngineStats { keys, index_bytes, pinned_versions, encoded_raw_bytes, encoded_bytes } = stats;
+    w.u64s([keys, index_bytes, pinned_versions, encoded_raw_bytes, encoded_bytes]);
     w.list(counters, |w, (name, count)| {
         w.text(name);
         w.u64(*count);
@@ -72,7 +72,13 @@ pub(super) fn decode_keyspace(r: &mut FieldReader<'_>) -> Result<KeyspaceOvervie
     Ok(KeyspaceOverview {
         info: wire::decode_keyspace_info(r)?,
         ordered: r.flag()?,
-        stats: EngineStats { keys: r.u64()?, index_bytes: r.u64()?, pinned_versions: r.u64()? },
+        stats: EngineStats {
+            keys: r.u64()?,
+            index_bytes: r.u64()?,
+            pinned_versions: r.u64()?,
+            encoded_raw_bytes: r.u64()?,
+            encoded_bytes: r.u64()?,
+        },
         counters: r.list(|r| Ok((r.name()?, r.u64()?)))?,
         workload: WorkloadStats::decode(r)?,
     })

@@ -2,6 +2,7 @@
 
 use super::Keyspace;
 use crate::{CompactionReport, EngineStats, Error, Result};
+use sheaf_store::CommitWrite;
 
 impl Keyspace {
     /// Returns the statistics of the engine. They include the number of keys and cost as much as
@@ -72,6 +73,23 @@ impl Keyspace {
     /// Returns the errors of [`Keyspace::capabilities`].
     pub fn counters(&self) -> Result<Vec<(&'static str, u64)>> {
         Ok(self.state()?.engine()?.counters())
+    }
+
+    /// Sets `key` to a value that is already in the stored form of a keyspace with a codec. For
+    /// tests of hostile bytes: nothing checks the form before a read.
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors), and [`Error::InvalidArgument`] if the
+    /// keyspace has no codec.
+    #[doc(hidden)]
+    pub fn insert_encoded(&self, key: impl AsRef<[u8]>, stored: &[u8]) -> Result<()> {
+        let state = self.state()?;
+        if state.engine()?.compression().is_none() {
+            let reason = "the keyspace has no codec".to_owned();
+            return Err(Error::InvalidArgument { argument: "keyspace", reason });
+        }
+        self.store().commit(&mut [CommitWrite::encoded(&state, key.as_ref(), stored)]).map(drop)
     }
 
     /// Runs all maintenance of the keyspace that frees disk space or speeds up reads, in the

@@ -2,11 +2,17 @@
 
 use std::time::Duration;
 
-use sheaf_log::options::EngineOptions;
+use sheaf_log::compression::Codec;
+use sheaf_log::options::{COMPRESSION, EngineOptions};
 use sheaf_store::{EXPIRY_OPTION, EngineChoice, TTL_OPTION};
 
 #[cfg(doc)]
 use crate::Error;
+
+/// The examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/guide/compression.md")]
+struct Guide;
 
 /// Options of a keyspace at its creation: an engine, and options of the engine.
 ///
@@ -110,6 +116,35 @@ impl KeyspaceOptions {
     pub fn default_ttl(self, ttl: Duration) -> KeyspaceOptions {
         let ms = u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         self.expiry().option(TTL_OPTION, ms)
+    }
+
+    /// Compresses new values with `codec`; `None` stores them as they are, which is the default.
+    /// All engines have this option, and `option("compression", number)` sets it too.
+    ///
+    /// Values from 192 bytes on are tried, and kept compressed if that saves at least an eighth. A
+    /// large value is compressed in pieces of 64 KiB, so that [`ValueReader`](crate::ValueReader)
+    /// decompresses only the pieces that it needs. [`Database::convert`](crate::Database::convert)
+    /// changes the codec of an existing keyspace.
+    ///
+    /// A build without the feature `zstd` opens a database with such values. Only reads of these
+    /// values return [`Error::Unsupported`], and new values are stored as they are. Creating a
+    /// keyspace with a codec that this build lacks is [`Error::InvalidArgument`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// use sheaf::{Codec, KeyspaceOptions};
+    ///
+    /// let pages = db.keyspace("pages", KeyspaceOptions::default().compression(Codec::Lz4))?;
+    /// pages.insert("home", "<p>hello</p>".repeat(1000))?;
+    /// assert_eq!(pages.get("home")?.map(|page| page.len()), Some(12_000));
+    /// assert!(pages.stats()?.encoded_bytes < 1200);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn compression(self, codec: impl Into<Option<Codec>>) -> KeyspaceOptions {
+        let value = codec.into().map_or(0, |codec| u64::from(codec.id()));
+        self.option(COMPRESSION.name, value)
     }
 
     pub(crate) fn selection(&self) -> EngineChoice<'_> {

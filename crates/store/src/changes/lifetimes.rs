@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::expiry::header::HEADER_LEN;
+use sheaf_log::compression::ValueForm;
 use sheaf_log::root_changes::KeyspaceLifetime;
 use sheaf_log::types::{KeyspaceId, Seq};
 
@@ -17,7 +19,7 @@ pub(super) const MAX_DROPPED: usize = 4096;
 #[derive(Clone, Debug)]
 struct Lifetime {
     name: Arc<str>,
-    has_expiry: bool,
+    form: ValueForm,
     created: Seq,
     dropped: Seq,
 }
@@ -30,15 +32,16 @@ impl Lifetimes {
     /// Returns the lifetimes in ROOT.
     pub(crate) fn from_root(keyspaces: &[KeyspaceLifetime]) -> Lifetimes {
         let entry = |k: &KeyspaceLifetime| {
-            let (name, has_expiry) = (k.name.as_str().into(), k.has_expiry);
-            (k.id, Lifetime { name, has_expiry, created: k.created, dropped: k.dropped })
+            let header_len = if k.has_expiry { HEADER_LEN } else { 0 };
+            let form = ValueForm { header_len, is_compressed: k.is_compressed };
+            (k.id, Lifetime { name: k.name.as_str().into(), form, created: k.created, dropped: k.dropped })
         };
         Lifetimes(keyspaces.iter().map(entry).collect())
     }
 
     /// Adds a keyspace, if it is not known.
-    pub(crate) fn add(&mut self, id: KeyspaceId, name: &str, has_expiry: bool, created: Seq) {
-        let lifetime = || Lifetime { name: name.into(), has_expiry, created, dropped: Seq::LATEST };
+    pub(crate) fn add(&mut self, id: KeyspaceId, name: &str, form: ValueForm, created: Seq) {
+        let lifetime = || Lifetime { name: name.into(), form, created, dropped: Seq::LATEST };
         self.0.entry(id).or_insert_with(lifetime);
     }
 
@@ -50,11 +53,11 @@ impl Lifetimes {
         }
     }
 
-    /// Returns the name of the keyspace at commit `seq` and whether its pairs may expire, or `None`
-    /// if it had no name.
-    pub(super) fn at(&self, id: KeyspaceId, seq: Seq) -> Option<(&Arc<str>, bool)> {
+    /// Returns the name of the keyspace at commit `seq` and the form of its values, or `None` if it
+    /// had no name.
+    pub(super) fn at(&self, id: KeyspaceId, seq: Seq) -> Option<(&Arc<str>, ValueForm)> {
         let found = self.0.get(&id)?;
-        (found.created < seq && seq < found.dropped).then_some((&found.name, found.has_expiry))
+        (found.created < seq && seq < found.dropped).then_some((&found.name, found.form))
     }
 
     /// Returns the lifetimes that ROOT must have with this floor and start.
@@ -69,7 +72,8 @@ impl Lifetimes {
             .map(|(id, k)| KeyspaceLifetime {
                 id: *id,
                 name: k.name.to_string(),
-                has_expiry: k.has_expiry,
+                has_expiry: k.form.header_len > 0,
+                is_compressed: k.form.is_compressed,
                 created: k.created,
                 dropped: at_floor(k.dropped),
             })

@@ -1,6 +1,7 @@
 //! # Reader of the change feed
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,13 +11,14 @@ use super::merge::{FeedFrame, FeedMerge};
 use super::position::ChangePosition;
 use super::signal::ChangeWakerKey;
 use crate::Store;
-use crate::expiry::header::{self, HEADER_BYTES};
+use crate::expiry::header;
 use crate::expiry::index::{hint_parts, is_hidden_name, owner_of_index};
 use crate::keyspace::catalog::{CatalogCause, decode_entry};
 use sheaf_log::blob::BlobRef;
-use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::compression::{DecodeError, ValueForm, encoded_len};
 use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_platform::clock::UnixMillis;
 use sheaf_platform::error::{Damage, Error, Result};
 
 /// Commits that the feed delivers.
@@ -35,12 +37,46 @@ pub struct ChangeValue {
     source: ValueSource,
     /// Bytes in front of the value that are not part of it.
     skip: usize,
+    len: usize,
 }
 
 #[derive(Clone)]
 enum ValueSource {
     Inline(Vec<u8>),
-    Blob { store: Arc<Store>, blob: BlobRef, seq: Seq },
+    /// Stored value with a codec that this build lacks.
+    Encoded(Vec<u8>, EncodedForm),
+    Blob {
+        store: Arc<Store>,
+        blob: BlobRef,
+        seq: Seq,
+        form: EncodedForm,
+    },
+}
+
+/// Form of a value that is not decoded yet.
+#[derive(Clone, Copy)]
+struct EncodedForm {
+    form: ValueForm,
+    /// Engine of the keyspace, for errors.
+    engine: &'static str,
+}
+
+impl EncodedForm {
+    /// Returns the error of a value of the database in `path`.
+    fn error(self, path: &Path, error: DecodeError) -> Error {
+        error.into_error(self.engine, path, 0)
+    }
+
+    /// Returns header and value that have the stored bytes `stored`.
+    fn decode(self, path: &Path, stored: Vec<u8>) -> Result<Vec<u8>> {
+        let mut buffer = Vec::new();
+        let value = self.form.decode(&stored, &mut buffer).map_err(|error| self.error(path, error))?;
+        // A value that is not compressed is at the start of the stored bytes.
+        let (is_in_place, len) = (std::ptr::eq(value.as_ptr(), stored.as_ptr()), value.len());
+        let mut whole = if is_in_place { stored } else { buffer };
+        whole.truncate(len);
+        Ok(whole)
+    }
 }
 
 impl std::fmt::Debug for ChangeValue {
@@ -53,11 +89,7 @@ impl ChangeValue {
     /// Returns the length of the value in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        let stored = match &self.source {
-            ValueSource::Inline(bytes) => bytes.len(),
-            ValueSource::Blob { blob, .. } => blob.len as usize,
-        };
-        stored - self.skip
+        self.len
     }
 
     /// Returns true if the value has no bytes.
@@ -77,28 +109,32 @@ impl ChangeValue {
     /// # Errors
     ///
     /// Returns [`Error::ChangesTooOld`] if the change is no longer retained, [`Error::Corrupt`] if
-    /// the value is damaged, [`Error::Closed`], and errors of reading the file.
+    /// the value is damaged, [`Error::Unsupported`] if this build lacks its codec,
+    /// [`Error::Closed`], and errors of reading the file.
     pub fn read(&self) -> Result<Vec<u8>> {
-        match &self.source {
-            ValueSource::Inline(bytes) => Ok(bytes[self.skip..].to_vec()),
-            ValueSource::Blob { store, blob, seq } => {
+        let mut value = match &self.source {
+            ValueSource::Inline(bytes) => return Ok(bytes[self.skip..].to_vec()),
+            ValueSource::Encoded(stored, form) => form.decode(Path::new(""), stored.clone())?,
+            ValueSource::Blob { store, blob, seq, form } => {
                 store.check_open()?;
                 let read = store.context.blobs.read(blob);
                 // The blob may be freed, and its place reused, when the change is not retained.
                 store.check_available(Seq(seq.0.saturating_sub(1)))?;
-                let mut value = read?.ok_or_else(|| store.context.blobs.missing_error(blob))?;
-                value.drain(..self.skip);
-                Ok(value)
+                let stored = read?.ok_or_else(|| store.context.blobs.missing_error(blob))?;
+                form.decode(store.path(), stored)?
             }
-        }
+        };
+        value.drain(..self.skip);
+        Ok(value)
     }
 
-    /// Returns the value if it needs no read.
+    /// Returns the value if it needs no read. Returns `None` too if this build
+    /// lacks the codec of the value.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         match &self.source {
             ValueSource::Inline(bytes) => Some(&bytes[self.skip..]),
-            ValueSource::Blob { .. } => None,
+            ValueSource::Encoded(..) | ValueSource::Blob { .. } => None,
         }
     }
 }
@@ -215,6 +251,12 @@ impl Store {
     }
 }
 
+/// Returns an expiry time. A stored time is at most the end of the year 9999, which every platform
+/// can represent.
+fn system_time(time: Option<UnixMillis>) -> Option<SystemTime> {
+    time.and_then(|time| UNIX_EPOCH.checked_add(Duration::from_millis(time.0)))
+}
+
 impl ChangeReader {
     /// Sets the commits that the reader delivers.
     pub fn set_bound(&mut self, bound: ChangeBound) {
@@ -303,21 +345,22 @@ impl ChangeReader {
                 changes.extend(catalog_change(&record).map_err(damaged)?);
                 continue;
             }
-            let Some((keyspace, has_expiry)) = self.lifetimes.at(record.keyspace, seq) else { continue };
+            let Some((keyspace, form)) = self.lifetimes.at(record.keyspace, seq) else { continue };
             if let Some(owner) = owner_of_index(keyspace) {
                 expired.add_hint(owner, &record);
                 continue;
             }
             let key = record.key.to_vec();
-            let put = |stored| self.put(key.clone(), stored, has_expiry);
             let kind = match record.content {
                 RecordContent::Remove => ChangeKind::Removed { key },
                 RecordContent::RemoveRange(end) => {
                     ChangeKind::RangeRemoved { start: key, end: end.map(<[u8]>::to_vec) }
                 }
-                RecordContent::Put(value) => put(ValueSource::Inline(value.to_vec()))?,
+                RecordContent::Put(stored) => {
+                    self.put(key, stored, EncodedForm { form, engine: self.engine_of(keyspace) })?
+                }
                 RecordContent::Blob(blob) => {
-                    put(ValueSource::Blob { store: Arc::clone(&self.store), blob, seq })?
+                    self.put_blob(key, (blob, seq), EncodedForm { form, engine: self.engine_of(keyspace) })?
                 }
             };
             changes.push(Change { keyspace: Arc::clone(keyspace), kind });
@@ -326,22 +369,52 @@ impl ChangeReader {
         Ok(CommittedChanges { position: ChangePosition::new(self.position.feed(), seq), changes })
     }
 
-    /// Returns the change that sets `key`; `source` has the header of a keyspace with expiry.
-    fn put(&self, key: Vec<u8>, source: ValueSource, has_expiry: bool) -> Result<ChangeKind> {
-        if !has_expiry {
-            return Ok(ChangeKind::Put { key, value: ChangeValue { source, skip: 0 }, expires_at: None });
-        }
-        let expires_at = match &source {
-            ValueSource::Inline(stored) => header::decode_bytes(stored, self.store.path())?,
-            ValueSource::Blob { store, blob, .. } => {
-                let blobs = &store.context.blobs;
-                let file = blobs.open(blob)?.ok_or_else(|| blobs.missing_error(blob))?;
-                header::decode_stored(&StoredValue::Blob(file), store.path())?
-            }
+    /// Returns the engine of the present keyspace of this name, for errors.
+    fn engine_of(&self, name: &str) -> &'static str {
+        self.store.catalog.map().get(name).map_or("unknown", |keyspace| keyspace.engine_name())
+    }
+
+    /// Returns the change that sets `key` to the value with the stored bytes `stored`.
+    fn put(&self, key: Vec<u8>, stored: &[u8], form: EncodedForm) -> Result<ChangeKind> {
+        let skip = form.form.header_len as usize;
+        let expires_at = match skip {
+            0 => None,
+            _ => header::decode_bytes(stored, self.store.path())?,
         };
-        // A stored time is at most the end of the year 9999, which every platform can represent.
-        let expires_at = expires_at.and_then(|time| UNIX_EPOCH.checked_add(Duration::from_millis(time.0)));
-        Ok(ChangeKind::Put { key, value: ChangeValue { source, skip: HEADER_BYTES }, expires_at })
+        let value = match form.decode(self.store.path(), stored.to_vec()) {
+            Ok(whole) => ChangeValue { skip, len: whole.len() - skip, source: ValueSource::Inline(whole) },
+            // The consumer can go on; only a read of the value fails.
+            Err(Error::Unsupported { .. }) => {
+                let len =
+                    encoded_len(&stored[skip..]).map_err(|error| form.error(self.store.path(), error))?;
+                let source = ValueSource::Encoded(stored.to_vec(), form);
+                ChangeValue { source, skip, len: len as usize }
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(ChangeKind::Put { key, value, expires_at: system_time(expires_at) })
+    }
+
+    /// Returns the change that sets `key` to the value in `blob`, which is not read.
+    fn put_blob(&self, key: Vec<u8>, (blob, seq): (BlobRef, Seq), form: EncodedForm) -> Result<ChangeKind> {
+        let ValueForm { header_len, is_compressed } = form.form;
+        let (skip, mut len, mut expires_at) = (header_len as usize, u64::from(blob.len), None);
+        if header_len > 0 || is_compressed {
+            let blobs = &self.store.context.blobs;
+            let file = blobs.open(&blob)?.ok_or_else(|| blobs.missing_error(&blob))?;
+            if header_len > 0 {
+                expires_at = header::decode_blob(&file)?;
+            }
+            if is_compressed {
+                len = file.with_decoding(form.engine, header_len)?.len();
+            }
+            // The blob may be freed, and its place reused, when the change is not retained.
+            self.store.check_available(Seq(seq.0.saturating_sub(1)))?;
+        }
+        let len = usize::try_from(len.saturating_sub(u64::from(header_len))).unwrap_or(usize::MAX);
+        let source = ValueSource::Blob { store: Arc::clone(&self.store), blob, seq, form };
+        let value = ChangeValue { source, skip, len };
+        Ok(ChangeKind::Put { key, value, expires_at: system_time(expires_at) })
     }
 
     /// Returns whether a commit after the known ones has reached the bound, or the store has ended.

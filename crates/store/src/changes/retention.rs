@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::lifetimes::Lifetimes;
 use super::{FeedState, bytes_of};
+use crate::expiry::value_form;
 use crate::space::log::LogState;
 use crate::space::root_writer::{PendingFree, RootState};
 use crate::{KeyspaceState, Store};
@@ -155,7 +156,7 @@ impl Store {
         self.changes.with(|state| {
             let lifetimes = Arc::make_mut(&mut state.lifetimes);
             lifetimes.end(keyspace.name(), seq);
-            lifetimes.add(keyspace.id(), keyspace.name(), keyspace.expiry().is_some(), seq);
+            lifetimes.add(keyspace.id(), keyspace.name(), value_form(keyspace.options()), seq);
         });
     }
 
@@ -181,7 +182,7 @@ impl Store {
         let lifetimes = || {
             let mut lifetimes = Lifetimes::default();
             let mut add =
-                |k: &KeyspaceState| lifetimes.add(k.id(), k.name(), k.expiry().is_some(), Seq::ZERO);
+                |k: &KeyspaceState| lifetimes.add(k.id(), k.name(), value_form(k.options()), Seq::ZERO);
             self.catalog.map().values().for_each(|keyspace| add(keyspace));
             Arc::new(lifetimes)
         };

@@ -30,9 +30,11 @@
 //! single operation allocates no memory (decisions/0017).
 
 pub(crate) mod append;
+mod compress;
 pub(crate) mod encode;
 mod execute;
 pub(crate) mod group_commit;
+mod prepare;
 mod reserve;
 pub(crate) mod stall;
 pub(crate) mod tail;
@@ -48,6 +50,7 @@ use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use self::execute::UnfinishedCommit;
+use self::prepare::{PREFETCH_GROUP, prefetch, reprepare};
 use self::reserve::{ReserveResult, ReservedPlaces};
 use self::transaction::{RangeReads, VersionCheck};
 use crate::commit::encode::{ENCODE_BUFFER, EncodedCommit, FrameRun, encode_writes};
@@ -56,7 +59,7 @@ use crate::commit::tail::Tail;
 use crate::expiry::Expires;
 use crate::space::log::RoomWaiter;
 use crate::{KeyspaceState, Store};
-use sheaf_engine::contract::{Action, EngineOp, HashedKey, Preparation};
+use sheaf_engine::contract::{Action, EngineOp, Preparation};
 use sheaf_engine::window::{
     CommitProgress, CommitWindow, RecentKeys, StripeList, Stripes, StripesGuard, TAILS, stripe_of,
 };
@@ -89,12 +92,14 @@ pub struct CommitWrite<'a> {
     pub check: Option<VersionCheck>,
     /// Expiry time of a value that is put.
     pub expires: Expires,
+    /// True if the value is in its stored form already.
+    pub is_encoded: bool,
 }
 
 impl<'a> CommitWrite<'a> {
     /// Returns an operation on a keyspace.
     pub fn new(keyspace: &'a Arc<KeyspaceState>, op: EngineOp<'a>) -> CommitWrite<'a> {
-        CommitWrite { keyspace, op, check: None, expires: Expires::Default }
+        CommitWrite { keyspace, op, check: None, expires: Expires::Default, is_encoded: false }
     }
 
     /// Returns the condition that `key` is unchanged since a transaction read it.
@@ -222,9 +227,6 @@ enum CommitAttempt {
     NeedsSegment { run: FrameRun, is_awaited: bool },
 }
 
-/// Operations of a batch that are looked up together.
-const PREFETCH_GROUP: usize = 16;
-
 impl Store {
     /// Commits `writes` as one. On return the commit is in the kernel and visible. The caller must
     /// hold no lock and no epoch guard. Operations that remove ranges must come first: the other
@@ -295,6 +297,9 @@ impl Store {
         waits: &mut CommitWaits,
     ) -> Result<CommitOutcome> {
         self.check_writable()?;
+        if writes.iter().any(CommitWrite::needs_encoding) {
+            return self.commit_compressed(writes, blobs, reads, waits);
+        }
         self.throttle(writes, waits)?;
         self.delay_for_conversions(writes, waits)?;
         if writes.iter().any(CommitWrite::needs_expiry) {
@@ -700,53 +705,6 @@ fn stripes_of(writes: &[CommitWrite<'_>]) -> StripeList {
         stripes.dedup();
     }
     stripes
-}
-
-/// Prepares the operations at the indexes `outdated` again. Encodes the commit again if the
-/// preparation of one changed. Returns the index of an operation whose expected key changed, if
-/// there is one.
-#[cold]
-fn reprepare(
-    writes: &mut [CommitWrite<'_>],
-    encoded: &mut EncodedCommit,
-    outdated: &[usize],
-) -> Result<Option<usize>> {
-    let mut is_changed = false;
-    for index in outdated {
-        let write = &mut writes[*index];
-        if let Some(check) = write.check
-            && write.prepare_check(check)?
-        {
-            continue;
-        }
-        if matches!(write.op.action, Action::Expect) {
-            return Ok(Some(*index));
-        }
-        let need = write.keyspace.engine()?.prepare(&mut write.op)?;
-        is_changed |= need != encoded.preparations[*index];
-        encoded.preparations[*index] = need;
-    }
-    if is_changed {
-        encode_writes(writes, encoded);
-    }
-    Ok(None)
-}
-
-/// Prefetches the index entries that the engines need, for several operations at once, and stores
-/// the hashes of the keys.
-fn prefetch(writes: &mut [CommitWrite<'_>]) -> Result<()> {
-    for run in writes.chunk_by_mut(|a, b| Arc::ptr_eq(a.keyspace, b.keyspace)) {
-        let engine = run[0].keyspace.engine()?;
-        let hashed_keys: SmallVec<[HashedKey<'_>; PREFETCH_GROUP]> =
-            run.iter().map(|write| engine.hashed_key(write.op.key)).collect();
-        if run.len() > 1 {
-            engine.prefetch(&hashed_keys, true);
-        }
-        for (write, hashed_key) in run.iter_mut().zip(hashed_keys) {
-            write.op.hash = Some(hashed_key.hash);
-        }
-    }
-    Ok(())
 }
 
 /// Returns whether a commit only removes. Such a commit may use the reserved segments.

@@ -132,6 +132,7 @@ impl Store {
                 op,
                 check: write.check,
                 expires: write.expires,
+                is_encoded: write.is_encoded,
             });
         }
         for (write, part) in writes.iter().zip(&parts) {

@@ -57,7 +57,7 @@ pub(crate) fn decode_bytes(bytes: &[u8], path: &Path) -> Result<Option<UnixMilli
 }
 
 /// Returns the expiry time of a large value, of which only the header is read.
-fn decode_blob(file: &OpenBlob) -> Result<Option<UnixMillis>> {
+pub(crate) fn decode_blob(file: &OpenBlob) -> Result<Option<UnixMillis>> {
     let mut header = [0; HEADER_BYTES];
     file.read_unchecked_start(&mut header)?;
     decode_bytes(&header, file.path())

@@ -15,6 +15,7 @@
 use std::sync::Arc;
 
 use super::header::HEADER_BYTES;
+use super::reads::stored_form;
 use super::{has_expiry, header};
 use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::ingest::IngestWriter;
@@ -149,7 +150,8 @@ impl Store {
         );
         let mut writer = self.begin_index(keyspace.name(), keyspace.engine_name())?;
         let view = self.view()?;
-        let mut cursor = keyspace.engine()?.cursor(view.seq(), Bounds::all(), Projection::Pairs)?;
+        let engine = stored_form(&**keyspace.engine()?);
+        let mut cursor = engine.cursor(view.seq(), Bounds::all(), Projection::Pairs)?;
         let mut hint = Vec::new();
         loop {
             match add_next_hint(&mut *cursor, &mut hint, &mut writer) {

@@ -12,6 +12,9 @@
 //!  facade <── value ── reads.rs <── header + value ── engine
 //! ```
 //!
+//! A keyspace with a codec compresses the value behind the header. Reads that need only the time
+//! use the stored form, so that they decode nothing and work in a build without the codec.
+//!
 //! ## Invariants
 //!
 //! 1. Every value of a keyspace with expiry begins with a valid header (`header.rs`), and no value
@@ -29,7 +32,7 @@
 pub(crate) mod commit;
 pub(crate) mod header;
 pub(crate) mod index;
-mod reads;
+pub(crate) mod reads;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -37,7 +40,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use sheaf_engine::context::EngineContext;
-use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
+use sheaf_log::compression::ValueForm;
+use sheaf_log::options::{COMPRESSION, EngineOptions, OptionDomain, OptionSpec};
 use sheaf_log::types::{KeyspaceId, Seq};
 use sheaf_platform::clock::{Clock, UnixMillis};
 use sheaf_platform::error::{Error, Result};
@@ -56,6 +60,7 @@ pub const TTL_OPTION: &str = "ttl-ms";
 
 /// Options that a keyspace of any engine may have.
 pub const KEYSPACE_OPTIONS: &[OptionSpec] = &[
+    COMPRESSION,
     OptionSpec {
         name: EXPIRY_OPTION,
         min: 0,
@@ -83,6 +88,12 @@ pub(crate) fn with_keyspace_options(engine: &[OptionSpec]) -> Vec<OptionSpec> {
 /// Returns whether `options` give the pairs of a keyspace an expiry time.
 pub(crate) fn has_expiry(options: &EngineOptions) -> bool {
     options.get(EXPIRY_OPTION) == Some(1)
+}
+
+/// Returns the form of the stored values of a keyspace with `options`.
+pub(crate) fn value_form(options: &EngineOptions) -> ValueForm {
+    let header_len = if has_expiry(options) { header::HEADER_LEN } else { 0 };
+    ValueForm { header_len, is_compressed: options.value(&COMPRESSION) != 0 }
 }
 
 /// Returns the options in `options` that do not depend on the engine.

@@ -19,6 +19,12 @@ pub(crate) fn is_expired(expiry: Option<UnixMillis>, now: UnixMillis) -> bool {
     expiry.is_some_and(|expiry| expiry <= now)
 }
 
+/// Returns the engine that reads values in their stored form. The header is the same there, and is
+/// read without the codec.
+pub(crate) fn stored_form(engine: &dyn Engine) -> &dyn Engine {
+    engine.stored_form().unwrap_or(engine)
+}
+
 impl KeyspaceState {
     /// Calls `found` with the value of `key` at `at`: its bytes, or the opened but unread blob.
     /// Returns false if there is no value. The rules of
@@ -65,7 +71,7 @@ impl KeyspaceState {
         let engine = self.engine()?;
         match self.expiry() {
             None => engine.contains(at.seq, key),
-            Some(expiry) => Ok(expiry.get_stored(&**engine, at, key, &mut |_| {})?.is_some()),
+            Some(expiry) => Ok(expiry.get_stored(stored_form(&**engine), at, key, &mut |_| {})?.is_some()),
         }
     }
 
@@ -79,7 +85,7 @@ impl KeyspaceState {
         let engine = self.engine()?;
         match self.expiry() {
             None => Ok(engine.contains(at.seq, key)?.then_some(None)),
-            Some(expiry) => expiry.get_stored(&**engine, at, key, &mut |_| {}),
+            Some(expiry) => expiry.get_stored(stored_form(&**engine), at, key, &mut |_| {}),
         }
     }
 
@@ -100,11 +106,14 @@ impl KeyspaceState {
         let engine = self.engine()?;
         match self.expiry() {
             None => engine.cursor(at.seq, bounds, projection),
-            Some(expiry) => Ok(Box::new(ExpiringCursor {
-                inner: engine.cursor(at.seq, bounds, Projection::Pairs)?,
-                expiry,
-                now: expiry.now(at),
-            })),
+            Some(expiry) => {
+                let engine = match projection {
+                    Projection::Keys => stored_form(&**engine),
+                    Projection::Pairs => &**engine,
+                };
+                let inner = engine.cursor(at.seq, bounds, Projection::Pairs)?;
+                Ok(Box::new(ExpiringCursor { inner, expiry, now: expiry.now(at) }))
+            }
         }
     }
 }
@@ -121,7 +130,7 @@ impl KeyspaceExpiry {
     ) -> Result<Option<Option<UnixMillis>>> {
         let now = self.now(at);
         let (mut outcome, mut blob) = (Ok(None), None);
-        engine.get_stored(at.seq, key, &mut |stored| match stored {
+        let read = engine.get_stored(at.seq, key, &mut |stored| match stored {
             StoredValue::Bytes(bytes) => {
                 outcome = decode_bytes(bytes, &self.path)
                     .map(|expiry| (!is_expired(expiry, now)).then_some(expiry));
@@ -130,7 +139,15 @@ impl KeyspaceExpiry {
                 }
             }
             StoredValue::Blob(file) => blob = Some(file),
-        })?;
+        });
+        if let Err(error) = read {
+            let is_decoded = engine.stored_form().is_some();
+            return if is_decoded && self.is_expired_at(engine, at, now, key) {
+                Ok(None)
+            } else {
+                Err(error)
+            };
+        }
         let Some(file) = blob else { return outcome };
         let stored = StoredValue::Blob(file);
         let expiry = decode_stored(&stored, &self.path)?;
@@ -141,6 +158,16 @@ impl KeyspaceExpiry {
             found(StoredValue::Blob(file.without_header(HEADER_LEN)));
         }
         Ok(Some(expiry))
+    }
+
+    /// Returns whether the pair of a value that cannot be decoded has expired.
+    #[cold]
+    fn is_expired_at(&self, engine: &dyn Engine, at: ReadPoint, now: UnixMillis, key: &[u8]) -> bool {
+        let mut expiry = Ok(None);
+        let read = stored_form(engine).get_stored(at.seq, key, &mut |stored| {
+            expiry = decode_stored(&stored, &self.path);
+        });
+        read.is_ok() && expiry.is_ok_and(|expiry| is_expired(expiry, now))
     }
 
     fn get(
@@ -169,7 +196,7 @@ impl KeyspaceExpiry {
         key: &[u8],
     ) -> Result<Option<Option<UnixMillis>>> {
         let mut outcome = Ok(None);
-        engine.get_stored(Seq::LATEST, key, &mut |stored| {
+        stored_form(engine).get_stored(Seq::LATEST, key, &mut |stored| {
             outcome = decode_stored(&stored, &self.path).map(Some);
         })?;
         outcome

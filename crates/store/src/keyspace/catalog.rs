@@ -13,10 +13,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::expiry::index::{IndexPlan, index_name, is_hidden_name};
-use crate::expiry::{check_combination, with_keyspace_options};
+use crate::expiry::{check_combination, value_form, with_keyspace_options};
 use crate::{EngineChoice, KeyspaceInfo, KeyspaceState, Store};
-use sheaf_engine::contract::EngineFactory;
-use sheaf_log::options::{EngineOptions, OptionSpec};
+use sheaf_engine::contract::{Engine, EngineFactory};
+use sheaf_engine::decoding::with_compression;
+use sheaf_log::compression::Codec;
+use sheaf_log::options::{COMPRESSION, EngineOptions, OptionSpec};
 use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::root::{self, CatalogEntry};
 use sheaf_log::types::{Durability, KeyspaceId, Seq};
@@ -255,6 +257,19 @@ impl Catalog {
     }
 }
 
+/// Checks that this build has the codec of `options`. A keyspace that exists opens without it.
+fn check_codec(options: &EngineOptions) -> Result<()> {
+    let codec = u8::try_from(options.value(&COMPRESSION)).ok().and_then(|id| Codec::from_id(id).ok());
+    match codec.filter(|codec| !codec.is_available()) {
+        None => Ok(()),
+        Some(codec) => {
+            let name = codec.name();
+            let reason = format!("compression={name}: this build lacks the feature `{name}`");
+            Err(Error::InvalidArgument { argument: "option", reason })
+        }
+    }
+}
+
 /// Checks the name of a keyspace that a user chose.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if is_hidden_name(name) {
@@ -347,8 +362,9 @@ impl Store {
         choice.options.check(engine, &specs)?;
         match keyspace.options().conflict(choice.options, &specs) {
             Some(spec) => {
-                let with =
-                    |options: &EngineOptions| format!("{engine} {}={}", spec.name, options.value(spec));
+                let with = |options: &EngineOptions| {
+                    format!("{engine} {}={}", spec.name, spec.value_text(options.value(spec)))
+                };
                 Err(Error::EngineMismatch {
                     name,
                     found: with(keyspace.options()),
@@ -372,7 +388,19 @@ impl Store {
         };
         options.check(engine, &with_keyspace_options(factory.options()))?;
         check_combination(options)?;
+        check_codec(options)?;
         Ok(factory)
+    }
+
+    /// Creates the engine of a keyspace. Its reads decode values if the keyspace has a codec.
+    pub(crate) fn create_engine(
+        &self,
+        factory: &dyn EngineFactory,
+        id: KeyspaceId,
+        options: &EngineOptions,
+    ) -> Arc<dyn Engine> {
+        let engine = factory.create(id, options, &self.context);
+        with_compression(engine, id, options, value_form(options).header_len, &self.context)
     }
 
     /// Returns the options of a keyspace of an engine.
@@ -408,7 +436,7 @@ impl Store {
             self.write_options_to_root()?;
         }
         let id = self.catalog.new_id();
-        let made = factory.create(id, options, &self.context);
+        let made = self.create_engine(&**factory, id, options);
         Ok(KeyspaceState::new(id, name, made, options.clone(), Seq::LATEST, &self.context))
     }
 

@@ -37,7 +37,7 @@ use crate::keyspace::unpublished::UnpublishedKeyspace;
 use crate::{CommitOutcome, KeyspaceState, Store};
 use sheaf_engine::contract::{Action, EngineOp, Ingest};
 use sheaf_log::blob::{BlobRef, UncommittedBlob, UnsyncedBlobs};
-use sheaf_log::blob_reader::{OpenBlob, StoredValue};
+use sheaf_log::blob_reader::{BlobChecksums, BlobReader, OpenBlob, StoredValue};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::{MAX_KEY, MAX_VALUE, Seq};
 use sheaf_platform::error::{Error, IoOp, PoisonCause, Result};
@@ -121,9 +121,17 @@ impl IngestWriter {
         self.has_files
     }
 
-    /// Sets `key` to the stored bytes `value`, in a keyspace with expiry after their header.
+    /// Sets `key` to `value`, which begins with its header in a keyspace with expiry.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         check_pair(key, value.len())?;
+        match self.keyspace().compression().cloned() {
+            None => self.put_encoded(key, value),
+            Some(compression) => self.put_encoded(key, &compression.encode_with_header(value)),
+        }
+    }
+
+    /// Sets `key` to a value in its stored form.
+    fn put_encoded(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() > self.store().effective_blob_threshold(self.keyspace().blob_threshold()) {
             let adopts = self.keyspace().engine()?.takes_blob_files();
             let blob = self.store().write_blob(value, adopts)?;
@@ -148,17 +156,21 @@ impl IngestWriter {
         let store = Arc::clone(self.store());
         let mut pieces = store.blob_reader(file)?;
         let mut incoming = store.begin_stored_value(self.keyspace())?;
-        let mut piece = vec![0; VALUE_CHUNK];
-        let mut at = 0;
+        self.append_blob(&mut pieces, &mut incoming)?;
+        self.put_partial_value(key, incoming)
+    }
+
+    /// Appends the value that `pieces` reads.
+    fn append_blob(&self, pieces: &mut BlobReader, incoming: &mut PartialValue) -> Result<()> {
+        let (mut piece, mut at) = (vec![0; VALUE_CHUNK], 0);
         loop {
             let got = pieces.read_at(at, &mut piece)?;
             if got == 0 {
-                break;
+                return Ok(());
             }
-            store.append_value(&mut incoming, &piece[..got])?;
+            self.store().append_value(incoming, &piece[..got])?;
             at += got as u64;
         }
-        self.put_partial_value(key, incoming)
     }
 
     /// Sets `key` to the value in `file`, which belongs to another database and was checked. The
@@ -167,7 +179,9 @@ impl IngestWriter {
         check_pair(key, usize::try_from(file.len()).unwrap_or(usize::MAX))?;
         let store = Arc::clone(self.store());
         let mut incoming = store.begin_stored_value(self.keyspace())?;
-        file.for_each_stride(|_, bytes| store.append_value(&mut incoming, bytes))?;
+        // Checksums of blobs are cached by number, and this number is of another database.
+        let mut reader = BlobChecksums::default().reader(file.clone())?;
+        self.append_blob(&mut reader, &mut incoming)?;
         self.put_partial_value(key, incoming)
     }
 
@@ -283,7 +297,8 @@ impl IngestWriter {
                 IngestOp::Remove => Action::Remove,
             };
             let op = EngineOp::new(&bytes[key.clone()], action);
-            CommitWrite { expires: Expires::Stored(None), ..CommitWrite::new(keyspace, op) }
+            let (expires, is_encoded) = (Expires::Stored(None), true);
+            CommitWrite { expires, is_encoded, ..CommitWrite::new(keyspace, op) }
         };
         let mut writes: Vec<CommitWrite<'_>> = self.operations.iter().map(write).collect();
         match self.unpublished.store.commit_with_blobs(&mut writes, &mut self.blobs)? {

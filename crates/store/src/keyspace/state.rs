@@ -9,6 +9,7 @@ use crate::keyspace::change_tracker::ChangeTracker;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::Engine;
 use sheaf_engine::workload::WorkloadRecorder;
+use sheaf_log::compression::ValueCompression;
 use sheaf_log::options::EngineOptions;
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
 use sheaf_platform::error::{Damage, Error, Result};
@@ -82,6 +83,8 @@ pub struct KeyspaceState {
     log: LogId,
     /// Threshold of the engine, cached.
     blob_threshold: usize,
+    /// Codec of new values; `None` if the keyspace stores values as they are.
+    compression: Option<Arc<ValueCompression>>,
     /// Commit that created it; [`Seq::LATEST`] while it is unpublished.
     created_seq: AtomicU64,
     /// Commit that dropped it; `u64::MAX` while it is live.
@@ -115,6 +118,7 @@ impl KeyspaceState {
             options,
             log: engine.log(),
             blob_threshold: engine.blob_threshold(),
+            compression: engine.compression().cloned(),
             engine: Ok(engine),
             created_seq: AtomicU64::new(born.0),
             dropped_seq: AtomicU64::new(u64::MAX),
@@ -135,6 +139,7 @@ impl KeyspaceState {
             engine: Err(broken),
             log: self.log,
             blob_threshold: self.blob_threshold,
+            compression: self.compression.clone(),
             created_seq: AtomicU64::new(self.created_seq.load(Ordering::Relaxed)),
             dropped_seq: AtomicU64::new(u64::MAX),
             predecessors: OnceLock::new(),
@@ -206,6 +211,13 @@ impl KeyspaceState {
     /// Returns the size in bytes above which values are stored as blobs.
     pub(crate) fn blob_threshold(&self) -> usize {
         self.blob_threshold
+    }
+
+    /// Returns the codec of new values, if the keyspace has one. Its engine, its log records and
+    /// its blobs then have values in their stored form.
+    #[inline]
+    pub(crate) fn compression(&self) -> Option<&Arc<ValueCompression>> {
+        self.compression.as_ref()
     }
 
     /// Returns the engine.

@@ -9,9 +9,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::expiry::index::is_hidden_name;
+use crate::expiry::reads::stored_form;
 use crate::{Store, VerifyReport};
 use sheaf_engine::checkpoint_file::ImageReader;
 use sheaf_engine::contract::{Bounds, Projection};
+use sheaf_log::compression::ValueCompression;
 use sheaf_log::segment::SegmentScan;
 use sheaf_log::types::LogId;
 use sheaf_platform::error::{Error, Result};
@@ -67,7 +69,13 @@ impl Store {
         for keyspace in shown.all() {
             let walked = keyspace.engine().and_then(|engine| {
                 engine.verify(&mut found, &mut self.byte_steps(&summary, watcher))?;
-                let mut cursor = engine.cursor(view.seq(), Bounds::all(), Projection::Pairs)?;
+                // Without the codec, values are checked in their stored form.
+                let is_codec_missing = |it: &Arc<ValueCompression>| !it.codec().is_available();
+                let walked = match keyspace.compression().is_some_and(is_codec_missing) {
+                    true => stored_form(&**engine),
+                    false => &**engine,
+                };
+                let mut cursor = walked.cursor(view.seq(), Bounds::all(), Projection::Pairs)?;
                 let is_hidden = is_hidden_name(keyspace.name());
                 while cursor.next()? {
                     if let Some(expiry) = keyspace.expiry() {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use crate::changes::{Lifetimes, retained_ids};
 use crate::commit::tail::{HOT_TAIL, Tail, tail_of};
-use crate::expiry::{has_expiry, with_keyspace_options};
+use crate::expiry::{value_form, with_keyspace_options};
 use crate::keyspace::catalog::{Catalog, KeyspaceMap, decode_entry};
 use crate::keyspace::state::FileDamage;
 use crate::recovery::replay::restore_and_replay;
@@ -382,7 +382,7 @@ impl<'a> Recovery<'a> {
                     lifetimes.end(&name, header.seq);
                     match entry {
                         Some(entry) => {
-                            lifetimes.add(entry.id, &name, has_expiry(&entry.options), header.seq);
+                            lifetimes.add(entry.id, &name, value_form(&entry.options), header.seq);
                             next = next.max(KeyspaceId(entry.id.0 + 1));
                             entries.insert(name, entry);
                         }
@@ -403,7 +403,7 @@ impl<'a> Recovery<'a> {
                 return Err(Error::InvalidArgument { argument: "engine", reason: why });
             };
             entry.options.check(&entry.engine, &with_keyspace_options(factory.options()))?;
-            let engine = factory.create(entry.id, &entry.options, &self.store.context);
+            let engine = self.store.create_engine(&**factory, entry.id, &entry.options);
             let context = &self.store.context;
             let keyspace = KeyspaceState::new(entry.id, &name, engine, entry.options, Seq::ZERO, context);
             map.insert(name, Arc::new(keyspace));
@@ -418,7 +418,7 @@ impl<'a> Recovery<'a> {
         self.root
             .keyspaces
             .iter()
-            .for_each(|k| lifetimes.add(k.id, &k.name, has_expiry(&k.options), Seq::ZERO));
+            .for_each(|k| lifetimes.add(k.id, &k.name, value_form(&k.options), Seq::ZERO));
         lifetimes
     }
 

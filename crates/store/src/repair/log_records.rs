@@ -15,6 +15,7 @@
 //!
 //! One pass over the log, and one more for each part of the collected keys that fits into memory.
 
+use std::borrow::Cow;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use super::output::{RepairOutput, SourceValue};
 use super::pair_walk::{WalkEvent, verify_keys};
 use super::report::{LostRecords, RepairOutcome};
 use crate::Store;
+use crate::expiry::value_form;
 use sheaf_engine::contract::{Bounds, Engine, StoreLogIndex};
 use sheaf_log::blob::BlobRef;
 use sheaf_log::frame::FrameKind;
@@ -265,20 +267,41 @@ impl<'a> LogRecords<'a> {
         is_doubtful: bool,
     ) -> Result<()> {
         match content {
-            RecordContent::Put(value) => {
-                out.put_pair(at, (key, Some(seq)), SourceValue::Bytes(value), is_doubtful)
-            }
+            RecordContent::Put(stored) => match self.decode_value(at, stored) {
+                Ok(value) => out.put_pair(at, (key, Some(seq)), SourceValue::Bytes(&value), is_doubtful),
+                Err(error) => out.add_lost(at, (key, Some(seq)), &into_damage(error)?),
+            },
             RecordContent::Remove | RecordContent::RemoveRange(_) => Ok(()),
-            RecordContent::Blob(blob) => match self.open_blob(blob) {
+            RecordContent::Blob(blob) => match self.open_blob(at, blob) {
                 Ok(value) => out.put_pair(at, (key, Some(seq)), value, is_doubtful),
                 Err(error) => out.add_lost(at, (key, Some(seq)), &into_damage(error)?),
             },
         }
     }
 
-    fn open_blob(&self, blob: &BlobRef) -> Result<SourceValue<'static>> {
-        let blobs = &self.store.context.blobs;
-        blobs.open(blob)?.map(SourceValue::Blob).ok_or_else(|| blobs.missing_error(blob))
+    /// Returns the value of a record of the keyspace at `at`, with its header.
+    fn decode_value<'v>(&self, at: usize, stored: &'v [u8]) -> Result<Cow<'v, [u8]>> {
+        let source = &self.opened.sources[at];
+        let form = value_form(&source.options);
+        if !form.is_compressed {
+            return Ok(Cow::Borrowed(stored));
+        }
+        let mut buffer = Vec::new();
+        match form.decode(stored, &mut buffer) {
+            Ok(value) => Ok(Cow::Owned(value.to_vec())),
+            Err(error) => Err(error.into_error(source.static_engine_name(), &self.store.dir, 0)),
+        }
+    }
+
+    fn open_blob(&self, at: usize, blob: &BlobRef) -> Result<SourceValue<'static>> {
+        let (blobs, source) = (&self.store.context.blobs, &self.opened.sources[at]);
+        let file = blobs.open(blob)?.ok_or_else(|| blobs.missing_error(blob))?;
+        let form = value_form(&source.options);
+        let file = match form.is_compressed {
+            true => file.with_decoding(source.static_engine_name(), form.header_len)?,
+            false => file,
+        };
+        Ok(SourceValue::Blob(file))
     }
 
     /// Counts as lost the entries of indexes for which no frame was found.

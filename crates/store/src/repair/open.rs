@@ -57,6 +57,13 @@ pub(super) struct SourceKeyspace {
     pub(super) has_skipped_files: bool,
 }
 
+impl SourceKeyspace {
+    /// Returns the name of its engine, for errors.
+    pub(super) fn static_engine_name(&self) -> &'static str {
+        self.engine.as_ref().map_or("unknown", |engine| engine.name())
+    }
+}
+
 /// The opened damaged database.
 pub(super) struct SourceDatabase {
     pub(super) segments: Vec<Vec<Arc<Segment>>>,
@@ -324,7 +331,7 @@ impl SourceDatabase {
         // cannot be read, and the engine detects that.
         let is_allowed = options.check(&engine_name, &with_keyspace_options(factory.options())).is_ok();
         let options = if is_allowed { options } else { EngineOptions::default() };
-        let engine = factory.create(id, &options, &store.context);
+        let engine = store.create_engine(&**factory, id, &options);
         let log = engine.log();
         let keyspace =
             KeyspaceState::new(id, &name, Arc::clone(&engine), options.clone(), Seq::ZERO, &store.context);
@@ -345,7 +352,7 @@ impl SourceDatabase {
                 let error = into_damage(error)?;
                 damages.note_error(&error);
                 // A partly restored engine must not be used.
-                let anew = factory.create(id, &options, &store.context);
+                let anew = store.create_engine(&**factory, id, &options);
                 let rest = anew.restore_partial(&mut |error| {
                     has_skipped = true;
                     damages.note_error(&error);

@@ -21,6 +21,8 @@
 pub mod batches;
 pub mod changes;
 pub mod closing;
+pub mod compressed_features;
+pub mod compression;
 pub mod concurrency;
 pub mod expiry;
 pub mod full_disk;
@@ -211,6 +213,27 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, TINY_STEPPED, transactions:
                 a_long_transaction_bounds_the_record_of_recent_keys
+            }
+            $crate::promises! { $subject, EVERYWHERE, compression:
+                compressed_values_of_every_size_are_kept_and_replaced
+                a_codec_saves_space_and_reports_it
+                conditions_compare_the_values_and_not_their_stored_form
+                snapshots_and_gc_keep_compressed_values
+                conversions_and_loads_change_the_codec
+                a_stream_is_compressed_and_survives_a_conversion
+                hostile_stored_values_are_errors_and_other_keys_are_read
+                a_codec_that_the_build_lacks_is_refused_at_creation
+                a_repair_copies_compressed_values
+            }
+            $crate::promises! { $subject, STEPPED, compressed_features:
+                compressed_pairs_expire_and_keep_their_times
+                compressed_values_with_times_move_with_their_keyspace
+                expiry_needs_no_codec
+                the_feed_delivers_decoded_values
+                the_feed_goes_on_without_the_codec
+            }
+            $crate::promises! { $subject, EVERYWHERE, compressed_features:
+                ranges_of_compressed_pairs_are_removed
             }
             $crate::promises! { $subject, EVERYWHERE, snapshots:
                 reads_of_a_snapshot_are_repeatable
@@ -455,6 +478,8 @@ mod tests {
             include_str!("keyspaces.rs"),
             include_str!("opening.rs"),
             include_str!("closing.rs"),
+            include_str!("compression.rs"),
+            include_str!("compressed_features.rs"),
             include_str!("persistence.rs"),
             include_str!("full_disk.rs"),
             include_str!("concurrency.rs"),

@@ -335,6 +335,7 @@ impl Engine for ReferenceEngine {
             keys: table.live_keys(),
             index_bytes: table.index_bytes(),
             pinned_versions: table.pinned_versions(),
+            ..EngineStats::default()
         }
     }
 

@@ -49,6 +49,7 @@ macro_rules! geometry {
 }
 
 geometry!(cedrus_narrow cedrus_wide flex_wide flex_bounded delsm_steep);
+geometry!(flat_compressed flat_ordered_compressed flex_compressed delsm_compressed cedrus_compressed kreon_compressed);
 
 /// Entries that `cedrus` defers at opening, removals included, are applied before GC removes their
 /// segments: after a kill, GC runs before the first read. One step applies eight parts, so many

@@ -55,6 +55,8 @@ pub(crate) fn describe(keyspace: &KeyspaceOverview) -> Json {
         object["keys"] = json!(stats.keys);
         object["index_bytes"] = json!(stats.index_bytes);
         object["pinned_versions"] = json!(stats.pinned_versions);
+        object["encoded_raw_bytes"] = json!(stats.encoded_raw_bytes);
+        object["encoded_bytes"] = json!(stats.encoded_bytes);
         object["counters"] =
             counters.iter().map(|(name, count)| ((*name).to_owned(), json!(count))).collect();
         object["load"] = workload::as_json(load);

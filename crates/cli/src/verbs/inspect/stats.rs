@@ -99,10 +99,15 @@ fn print(out: &mut impl Write, path: &Path, all: &DatabaseOverview) -> Result {
         }
         let (keys, index) = (many(stats.keys, "key"), size(stats.index_bytes));
         write!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>16}   index {index}")?;
-        for (option, value) in info.options.iter() {
-            write!(out, "   {option}={value}")?;
+        if !info.options.is_empty() {
+            write!(out, "   {}", info.options)?;
         }
         writeln!(out)?;
+        if stats.encoded_bytes > 0 {
+            let (raw, stored) = (stats.encoded_raw_bytes, stats.encoded_bytes);
+            let ratio = raw as f64 / stored as f64;
+            writeln!(out, "    values written: {} stored in {}, ratio {ratio:.2}", size(raw), size(stored))?;
+        }
         for line in workload::lines(load) {
             writeln!(out, "    {line}")?;
         }
