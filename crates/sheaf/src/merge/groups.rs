@@ -12,10 +12,10 @@
 //!
 //! 1. An operand is in one group, and the leader takes a group once. The commit has the condition
 //!    that the key is unchanged since the base (R16), so each operand is applied exactly once.
-//! 2. A slot is led until its open group is taken. A leader that ends, also by a panic of an
-//!    operator, completes the group that it took, and passes the open group to one of its members.
-//! 3. A group of which the commit failed wrote nothing, or poisoned the database. Its members then
-//!    commit alone and get errors of their own.
+//! 2. A slot is led until its open group is taken. A leader that ends, also by a panic, completes
+//!    the group that it took, and passes the open group to one of its members.
+//! 3. A group of which the commit failed, or an operator panicked, wrote nothing or poisoned the
+//!    database. Its members then commit alone and get errors or panics of their own.
 //! 4. A refused operand changes nothing for the other members.
 //! 5. The base that a slot keeps is the value of its last commit. It is used only under the
 //!    condition that no commit has changed the key since.
@@ -25,6 +25,7 @@
 //! No lock is held while an operator runs or a commit waits. A member waits only for its leader.
 
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use sheaf_engine::contract::{Action, EngineOp};
@@ -43,8 +44,10 @@ const SLOTS: usize = 64;
 const MAX_ROUNDS: usize = 32;
 /// Largest key and value, in bytes, that a slot keeps.
 const MAX_KEPT_BASE: usize = 1024;
-/// Number of yields before a member sleeps.
-const YIELDS: u32 = 4;
+/// Number of polls of a group before a member yields.
+const SPINS: u32 = if cfg!(shuttle) { 0 } else { 300 };
+/// Number of yields before it sleeps.
+const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 8 };
 
 const WAITING: u8 = 0;
 const LEADERLESS: u8 = 1;
@@ -185,7 +188,7 @@ fn slot_of(id: KeyspaceId, key: &[u8]) -> usize {
 
 /// Waits until the group is done. Returns true if the caller must lead it.
 fn wait(slot: &MergeSlot, group: &MergeGroup) -> bool {
-    let mut looks = 0;
+    let mut looks = 0_u32;
     loop {
         let seen = slot.changed.load();
         match group.phase.load(Ordering::SeqCst) {
@@ -197,14 +200,13 @@ fn wait(slot: &MergeSlot, group: &MergeGroup) -> bool {
                     return true;
                 }
             }
-            _ if looks < YIELDS => {
-                thread::yield_now();
-                looks += 1;
-            }
+            _ if looks < SPINS => std::hint::spin_loop(),
+            _ if looks < SPINS + YIELDS => thread::yield_now(),
             _ => {
                 slot.changed.sleep_unless(seen, || group.phase.load(Ordering::SeqCst) != WAITING);
             }
         }
+        looks = looks.saturating_add(1);
     }
 }
 
@@ -222,17 +224,20 @@ fn lead(slot: &MergeSlot, own: &Arc<MergeGroup>, keyspace: &Keyspace, key: &[u8]
         let is_own = Arc::ptr_eq(&open.group, own);
         leader.taken = Some(open.group);
         let operands: Vec<&[u8]> = open.operands.iter().map(|operand| &operand[..]).collect();
-        match commit_operands(keyspace, key, &operands, base) {
-            Ok((done, base)) => {
+        let commit = AssertUnwindSafe(|| commit_operands(keyspace, key, &operands, base));
+        match catch_unwind(commit) {
+            Ok(Ok((done, base))) => {
                 slot.state.lock().base = base;
                 leader.complete(Some(done));
             }
-            Err(error) => {
+            Ok(Err(error)) => {
                 leader.complete(None);
                 if is_own {
                     result = Err(error);
                 }
             }
+            // The member whose operand made the operator panic gets the panic.
+            Err(_) => leader.complete(None),
         }
     }
     result
