@@ -8,6 +8,7 @@
 //!
 //! 1. An engine is created only with values that it allows, from users and from files alike.
 //! 2. A default that the files of an engine depend on never changes.
+//! 3. At most one option names a merge operator: `merge:NAME` with the value 1.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,6 +18,17 @@ use sheaf_platform::error::{Damage, Error, Result};
 
 /// Longest name of an option that is read from a file, in bytes.
 const MAX_NAME: usize = 64;
+/// First bytes of the option that names a merge operator.
+const MERGE_PREFIX: &str = "merge:";
+/// Longest name of a merge operator, in bytes.
+const MAX_OPERATOR_NAME: usize = 48;
+
+/// Returns whether `name` may be the name of a merge operator.
+#[must_use]
+pub fn is_operator_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=MAX_OPERATOR_NAME).contains(&name.len()) && name.bytes().all(is_allowed)
+}
 
 /// Values that an option allows within its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +155,18 @@ impl EngineOptions {
         self.0.get(name).copied()
     }
 
+    /// Sets the merge operator. The keyspace checks the name when it is created.
+    pub fn set_merge_operator(&mut self, name: &str) {
+        self.0.retain(|other, _| !other.starts_with(MERGE_PREFIX));
+        self.set(&format!("{MERGE_PREFIX}{name}"), 1);
+    }
+
+    /// Returns the name of the merge operator, or `None` if there is none.
+    #[must_use]
+    pub fn merge_operator(&self) -> Option<&str> {
+        self.0.keys().find_map(|name| name.strip_prefix(MERGE_PREFIX))
+    }
+
     /// Returns the value of the option, or its default if it was not set.
     #[must_use]
     pub fn value(&self, spec: &OptionSpec) -> u64 {
@@ -165,6 +189,9 @@ impl EngineOptions {
     #[doc(hidden)]
     pub fn or(&self, others: &EngineOptions) -> EngineOptions {
         let mut all = others.clone();
+        if self.merge_operator().is_some() {
+            all.0.retain(|name, _| !name.starts_with(MERGE_PREFIX));
+        }
         all.0.extend(self.0.clone());
         all
     }
@@ -173,7 +200,11 @@ impl EngineOptions {
     #[must_use]
     #[doc(hidden)]
     pub fn with_defaults(&self, specs: &[OptionSpec]) -> EngineOptions {
-        EngineOptions(specs.iter().map(|spec| (spec.name.to_owned(), self.value(spec))).collect())
+        let mut all: BTreeMap<_, _> =
+            specs.iter().map(|spec| (spec.name.to_owned(), self.value(spec))).collect();
+        let merge = self.0.iter().filter(|(name, _)| name.starts_with(MERGE_PREFIX));
+        all.extend(merge.map(|(name, value)| (name.clone(), *value)));
+        EngineOptions(all)
     }
 
     /// Checks the options against `specs`, the options of `engine`.
@@ -185,7 +216,19 @@ impl EngineOptions {
     #[doc(hidden)]
     pub fn check(&self, engine: &str, specs: &[OptionSpec]) -> Result<()> {
         let refused = |why| Err(Error::InvalidArgument { argument: "option", reason: why });
+        if self.0.keys().filter(|name| name.starts_with(MERGE_PREFIX)).nth(1).is_some() {
+            return refused("more than one merge operator".to_owned());
+        }
         for (name, value) in self.iter() {
+            if let Some(operator) = name.strip_prefix(MERGE_PREFIX) {
+                if value != 1 || !is_operator_name(operator) {
+                    return refused(format!(
+                        "{name:?}={value} names no merge operator; the value must be 1, and the name 1 to \
+                         {MAX_OPERATOR_NAME} letters, digits, '-', '_' and '.'"
+                    ));
+                }
+                continue;
+            }
             let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
                 let known: Vec<String> = specs.iter().map(|spec| format!("({spec})")).collect();
                 return refused(match known.is_empty() {
@@ -319,6 +362,24 @@ mod tests {
         let named = chosen(&[("compression", 1), ("width", 4)]);
         assert_eq!(named.to_string(), "compression=lz4 width=4");
         assert_eq!(COMPRESSION.to_string(), "compression: none, lz4, zstd; default none");
+    }
+
+    #[test]
+    fn a_merge_operator_is_one_option_with_a_valid_name() {
+        let mut options = chosen(&[("width", 4)]);
+        options.set_merge_operator("append");
+        options.set_merge_operator("add");
+        assert_eq!((options.merge_operator(), &*options.to_string()), (Some("add"), "merge:add=1 width=4"));
+        options.check("e", &[WIDTH]).unwrap();
+        let mut other = EngineOptions::default();
+        other.set_merge_operator("max");
+        assert_eq!(other.or(&options).to_string(), "merge:max=1 width=4");
+        assert_eq!(options.with_defaults(&[WIDTH, LENGTH]).merge_operator(), Some("add"));
+        for bad in ["merge:", "merge:a b", "merge:\0", &format!("merge:{}", "x".repeat(49))] {
+            assert!(chosen(&[(bad, 1)]).check("e", &[]).is_err(), "{bad}");
+        }
+        assert!(chosen(&[("merge:add", 2)]).check("e", &[]).is_err());
+        assert!(chosen(&[("merge:add", 1), ("merge:max", 1)]).check("e", &[]).is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! # Batch: many operations, over any keyspaces, as one commit
 
+mod merge;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ use crate::{CommitTicket, ConflictKeys, Durability, Error, Expiry, Keyspace, Res
 enum BatchChange {
     Put(Value, Expires),
     Remove,
+    /// The operand for the merge operator of the keyspace.
+    Merge(Value),
     /// The key is the first one of the range.
     RemoveRange(RemovedRange),
 }
@@ -34,6 +38,9 @@ struct ResolvedBatch {
     order: Vec<(usize, usize)>,
     /// Entries of ranges, with the number of their keyspace.
     ranges: Vec<(usize, usize)>,
+    /// For each last entry of a key that is a merge: the entries of the key since the last one that
+    /// sets or removes it, which comes first.
+    merges: HashMap<usize, Vec<usize>>,
 }
 
 struct BatchEntry {
@@ -175,6 +182,29 @@ impl Batch {
     /// ```
     pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> &mut Batch {
         self.push(keyspace, key.as_ref(), BatchChange::Remove)
+    }
+
+    /// Adds an operation that merges `operand` into the value of `key`, like [`Keyspace::merge`].
+    /// It takes effect after the earlier operations of this batch. If the operator refuses an
+    /// operand, the commit returns [`Error::InvalidArgument`] and writes nothing.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let log = db.keyspace("log", sheaf::KeyspaceOptions::default().merge_operator("append"))?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&log, "today", "a").merge(&log, "today", "b").merge(&log, "today", "c");
+    /// batch.commit()?;
+    /// assert_eq!(log.get("today")?, Some("abc".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn merge(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        operand: impl AsRef<[u8]>,
+    ) -> &mut Batch {
+        self.push(keyspace, key.as_ref(), BatchChange::Merge(Value::new(operand.as_ref())))
     }
 
     /// Adds an operation that removes all keys in `range` from `keyspace`, like
@@ -454,7 +484,7 @@ impl Batch {
         for (index, entry) in self.entries.iter().enumerate() {
             let state = entry.keyspace.inner.state.load();
             let value = match &entry.change {
-                BatchChange::Put(value, _) => Some(value.len()),
+                BatchChange::Put(value, _) | BatchChange::Merge(value) => Some(value.len()),
                 BatchChange::Remove | BatchChange::RemoveRange(_) => None,
             };
             let operation = (&*entry.key, value, new_keys.binary_search(&index).is_ok());
@@ -514,7 +544,14 @@ impl Batch {
             expect_ops.push(op);
         }
         let resolved = self.last_operations()?;
-        let ResolvedBatch { states, order, ranges } = &resolved;
+        let ResolvedBatch { states, order, ranges, .. } = &resolved;
+        let merged = match self.merge_entries(&resolved) {
+            Err(_) if states.iter().any(|state| state.is_dropped()) => return Ok(None),
+            merged => merged?,
+        };
+        let conditions = order
+            .iter()
+            .filter_map(|(entry, state)| Some(CommitWrite::new(&states[*state], merged.get(entry)?.expect?)));
         let mut writes: Vec<CommitWrite<'_>> =
             Vec::with_capacity(ranges.len() + expected.len() + order.len());
         let mut to_list: Vec<(usize, &RemovedRange)> = Vec::new();
@@ -525,13 +562,16 @@ impl Batch {
                 false => to_list.push((*state, range)),
             }
         }
-        let first_op = writes.len() + expected.len();
         writes.extend(expect_ops.into_iter().zip(&expected).map(|(op, state)| CommitWrite::new(state, op)));
+        writes.extend(conditions);
+        let first_op = writes.len();
         writes.extend(order.iter().map(|&(entry, state)| {
+            let of_merge = merged.get(&entry);
             let entry = &self.entries[entry];
-            let (action, expires) = match &entry.change {
-                BatchChange::Put(value, expires) => (Action::Put(value), *expires),
-                BatchChange::Remove | BatchChange::RemoveRange(_) => (Action::Remove, Expires::Default),
+            let (action, expires) = match (&entry.change, of_merge) {
+                (_, Some(merged)) => (Action::Put(&merged.value), merged.expires),
+                (BatchChange::Put(value, expires), None) => (Action::Put(value), *expires),
+                _ => (Action::Remove, Expires::Default),
             };
             CommitWrite { expires, ..CommitWrite::new(&states[state], EngineOp::new(&entry.key, action)) }
         }));
@@ -600,6 +640,7 @@ impl Batch {
         let mut seen: HashMap<(KeyspaceId, &[u8]), usize> = HashMap::with_capacity(self.entries.len());
         let mut order: Vec<(usize, usize)> = Vec::with_capacity(self.entries.len());
         let mut ranges: Vec<(usize, usize)> = Vec::new();
+        let mut merges: HashMap<usize, Vec<usize>> = HashMap::new();
         for (index, entry) in self.entries.iter().enumerate() {
             let state = entry.keyspace.state()?;
             let position = match states.iter().position(|k| Arc::ptr_eq(k, &state)) {
@@ -614,9 +655,20 @@ impl Batch {
                 continue;
             }
             match seen.entry((state.id(), &entry.key)) {
-                std::collections::hash_map::Entry::Occupied(at) => order[*at.get()].0 = index,
+                std::collections::hash_map::Entry::Occupied(at) => {
+                    let before = std::mem::replace(&mut order[*at.get()].0, index);
+                    let earlier = merges.remove(&before);
+                    if let BatchChange::Merge(_) = &entry.change {
+                        let mut chain = earlier.unwrap_or_else(|| vec![before]);
+                        chain.push(index);
+                        merges.insert(index, chain);
+                    }
+                }
                 std::collections::hash_map::Entry::Vacant(free) => {
                     free.insert(order.len());
+                    if let BatchChange::Merge(_) = &entry.change {
+                        merges.insert(index, vec![index]);
+                    }
                     order.push((index, position));
                 }
             }
@@ -632,6 +684,6 @@ impl Batch {
                 ranges.iter().rev().find(removes).is_none()
             });
         }
-        Ok(ResolvedBatch { states, order, ranges })
+        Ok(ResolvedBatch { states, order, ranges, merges })
     }
 }

@@ -47,6 +47,7 @@ mod iter;
 pub mod keys;
 mod keyspace;
 mod lock_wait;
+mod merge;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod open_database;
@@ -74,6 +75,7 @@ pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};
 pub use ipc::{ExportedSnapshot, decode_and_reencode as fuzz_ipc_message};
 pub use iter::{Iter, KeyRange, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
+pub use merge::{MergeOperator, MergeRefusal, decode_set, encode_set, merge_operators};
 pub use sheaf_engine::contract::{Capabilities, EngineStats};
 pub use sheaf_engine::workload::{Latency, LengthStats, Skewness, WorkloadStats};
 pub use sheaf_log::compression::Codec;

@@ -8,6 +8,8 @@ use sheaf_store::Store;
 
 use crate::Result;
 use crate::ipc::IpcServer;
+use crate::merge::MergeRegistry;
+use crate::merge::groups::MergeGroups;
 
 /// State shared by all handles of one open database. Background threads and the threads of the door
 /// hold the store and never this type, so that the database closes in the thread that drops the
@@ -18,11 +20,31 @@ pub(crate) struct OpenDatabase {
     /// lock to the parent.
     ipc: RwLock<Option<IpcServer>>,
     fork: ForkGuard,
+    merge_registry: MergeRegistry,
+    merge_groups: MergeGroups,
 }
 
 impl OpenDatabase {
-    pub(crate) fn new(store: Arc<Store>, door: Option<IpcServer>) -> Arc<OpenDatabase> {
-        Arc::new(OpenDatabase { store, ipc: RwLock::new(door), fork: ForkGuard::new() })
+    pub(crate) fn new(
+        store: Arc<Store>,
+        door: Option<IpcServer>,
+        merge_registry: MergeRegistry,
+    ) -> Arc<OpenDatabase> {
+        Arc::new(OpenDatabase {
+            store,
+            ipc: RwLock::new(door),
+            fork: ForkGuard::new(),
+            merge_registry,
+            merge_groups: MergeGroups::default(),
+        })
+    }
+
+    pub(crate) fn merge_registry(&self) -> &MergeRegistry {
+        &self.merge_registry
+    }
+
+    pub(crate) fn merge_groups(&self) -> &MergeGroups {
+        &self.merge_groups
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {

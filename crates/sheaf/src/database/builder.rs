@@ -12,6 +12,9 @@ use sheaf_platform::disk::persistent::PersistenceMode;
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_store::{GroupCommitMode, Stall, StoreOptions};
 
+use crate::MergeOperator;
+use crate::merge::MergeRegistry;
+
 #[cfg(doc)]
 use crate::{Batch, Database, DatabaseStats, Error};
 use crate::{Durability, Permissions};
@@ -86,6 +89,7 @@ pub struct Builder {
     pub(super) is_real: bool,
     pub(super) ipc: bool,
     pub(super) lock_timeout: Duration,
+    pub(super) merge_registry: MergeRegistry,
 }
 
 impl Default for Builder {
@@ -107,6 +111,7 @@ impl Default for Builder {
             is_real: true,
             ipc: true,
             lock_timeout: Duration::ZERO,
+            merge_registry: MergeRegistry::default(),
         }
     }
 }
@@ -454,6 +459,29 @@ impl Builder {
     #[must_use]
     pub fn group_commit_mode(mut self, batching: GroupCommitMode) -> Builder {
         self.options.group_commit_mode = batching;
+        self
+    }
+
+    /// Registers a merge operator under `name`, for [`Keyspace::merge`](crate::Keyspace::merge). A
+    /// keyspace stores the name, and merges with the operator that has this name then; so a name
+    /// must keep its meaning. A database whose keyspaces need other operators opens, and only their
+    /// merges fail. The name has 1 to 48 letters, digits, `-`, `_` and `.`.
+    ///
+    /// Opening returns [`Error::InvalidArgument`] if the name is not valid, registered twice, or
+    /// that of a [built-in operator](crate::merge_operators).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// let first = |_key: &[u8], present: Option<&[u8]>, operand: &[u8]| {
+    ///     Ok::<_, sheaf::MergeRefusal>(present.unwrap_or(operand).to_vec())
+    /// };
+    /// let db = sheaf::Database::builder().merge_operator("first", first).open(dir.path())?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn merge_operator(mut self, name: &str, operator: impl MergeOperator + 'static) -> Builder {
+        self.merge_registry.add(name, Arc::new(operator));
         self
     }
 

@@ -113,7 +113,11 @@ impl Database {
     /// - [`Error::Closed`], and [`Error::Poisoned`] after a panic in a commit.
     /// - The [write errors](Keyspace#write-errors), if it must be created.
     pub fn keyspace(&self, name: &str, options: impl Into<KeyspaceOptions>) -> Result<Keyspace> {
-        let state = self.store.keyspace(name, options.into().selection(), DEFAULT_ENGINE)?;
+        let options = options.into();
+        if self.store.find_keyspace(name)?.is_none() {
+            self.store.merge_registry().check_known(options.options.merge_operator())?;
+        }
+        let state = self.store.keyspace(name, options.selection(), DEFAULT_ENGINE)?;
         Ok(Keyspace::new(Arc::clone(&self.store), state))
     }
 
@@ -136,7 +140,9 @@ impl Database {
     /// Returns [`Error::KeyspaceExists`] if there is a keyspace of this name, with any engine;
     /// otherwise the errors of [`Database::keyspace`].
     pub fn create_keyspace(&self, name: &str, options: impl Into<KeyspaceOptions>) -> Result<Keyspace> {
-        let state = self.store.create_keyspace(name, options.into().selection(), DEFAULT_ENGINE)?;
+        let options = options.into();
+        self.store.merge_registry().check_known(options.options.merge_operator())?;
+        let state = self.store.create_keyspace(name, options.selection(), DEFAULT_ENGINE)?;
         Ok(Keyspace::new(Arc::clone(&self.store), state))
     }
 

@@ -100,7 +100,8 @@ impl Builder {
     }
 
     fn open_once(&self, path: &Path, waiting: &LockWait) -> Result<Database> {
-        let Builder { options, clock, engines, .. } = self;
+        let Builder { options, clock, engines, merge_registry, .. } = self;
+        merge_registry.check()?;
         if self.persistence_mode == Some(PersistenceMode::Dax) && self.is_real && !options.read_only {
             check_dax(path)?;
         }
@@ -119,7 +120,7 @@ impl Builder {
         };
         let is_owner = !options.read_only && !options.inline;
         let door = (has_door && is_owner).then(|| IpcServer::open(&store).ok()).flatten();
-        Ok(Database { store: OpenDatabase::new(store, door) })
+        Ok(Database { store: OpenDatabase::new(store, door, merge_registry.clone()) })
     }
 
     /// Waits until no process has the database in `path` open for writing.
@@ -151,6 +152,6 @@ impl Builder {
     #[doc(hidden)]
     pub fn open_exported(self, snapshot: ExportedSnapshot) -> Result<Database> {
         let store = snapshot.open(self.limited_disk(), self.options, self.clock, self.engines)?;
-        Ok(Database { store: OpenDatabase::new(store, None) })
+        Ok(Database { store: OpenDatabase::new(store, None, self.merge_registry) })
     }
 }

@@ -1,8 +1,8 @@
 //! # Keyspace: handle of one map from bytes to bytes
 //!
 //! The methods are grouped by role, each group in a file: `read`, `range`, `write`, `update`
-//! (compare and swap), `conditional` (insert if absent, take the first or last pair), `expiry`, and
-//! `maintenance` (statistics and compaction). This file has the handle and the properties of the
+//! (compare and swap), `conditional` (insert if absent, take the first or last pair), `expiry`,
+//! `merge`, and `maintenance` (statistics and compaction). This file has the handle and the properties of the
 //! keyspace.
 //!
 //! A clear, a replacement or a conversion drops the state of a keyspace and creates a successor.
@@ -11,6 +11,7 @@
 mod conditional;
 mod expiry;
 mod maintenance;
+mod merge;
 mod options;
 mod range;
 mod read;

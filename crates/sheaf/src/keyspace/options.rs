@@ -147,6 +147,27 @@ impl KeyspaceOptions {
         self.option(COMPRESSION.name, value)
     }
 
+    /// Sets the operator of [`Keyspace::merge`](crate::Keyspace::merge) by its name: one of
+    /// [`merge_operators`](crate::merge_operators), or one that was registered with
+    /// [`Builder::merge_operator`](crate::Builder::merge_operator). The database records the name.
+    /// [`Database::convert`](crate::Database::convert) changes it later.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let options = sheaf::KeyspaceOptions::default().merge_operator("max");
+    /// let records = db.keyspace("records", options)?;
+    /// records.merge("ada", "b")?;
+    /// records.merge("ada", "a")?;
+    /// assert_eq!(records.get("ada")?, Some("b".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn merge_operator(mut self, name: &str) -> KeyspaceOptions {
+        self.options.set_merge_operator(name);
+        self
+    }
+
     pub(crate) fn selection(&self) -> EngineChoice<'_> {
         EngineChoice { engine: self.engine.as_deref(), options: &self.options }
     }

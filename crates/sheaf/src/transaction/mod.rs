@@ -278,6 +278,32 @@ impl Transaction {
         state.change(index, key.as_ref(), Some(NewValue { value, expires: Expires::After(ttl) }))
     }
 
+    /// Lets the merge operator of the keyspace compute the value of `key`, like
+    /// [`Keyspace::merge`], from the value that the transaction sees. Counts as a read of the key:
+    /// the commit fails if another one has changed it. The value keeps the expiry time that the
+    /// snapshot shows; after a change of this transaction, that of the change.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let log = db.keyspace("log", sheaf::KeyspaceOptions::default().merge_operator("append"))?;
+    /// let tx = db.transaction()?;
+    /// tx.merge(&log, "today", "a")?;
+    /// tx.merge(&log, "today", "b")?;
+    /// assert_eq!(tx.get(&log, "today")?, Some("ab".into()));
+    /// tx.commit()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Transaction::get`], [`Transaction::insert`] and
+    /// [`Keyspace::merge`]. The transaction is unchanged then.
+    pub fn merge(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>, operand: impl AsRef<[u8]>) -> Result<()> {
+        let (mut state, index) = self.with_keyspace(keyspace)?;
+        state.merge(index, key.as_ref(), operand.as_ref())
+    }
+
     /// Removes `key`. A missing key is no error.
     ///
     /// ```

@@ -186,6 +186,25 @@ impl TransactionState {
         Ok(value)
     }
 
+    /// Sets `key` to the value that the merge operator computes from its value and `operand`.
+    pub(super) fn merge(&mut self, index: usize, key: &[u8], operand: &[u8]) -> Result<()> {
+        let state = self.state(index)?;
+        let handle = Arc::clone(&self.handle);
+        let operator = handle.merge_registry().of(&state)?;
+        let present = self.get(index, key, true)?;
+        let expires = match self.keyspaces[index].changes.get(key) {
+            Some(change) => change.as_ref().map_or(Expires::Default, |new| new.expires),
+            None if present.is_some() && state.has_expiry() => match state.expires_at(self.at, key)? {
+                Some(Some(time)) => Expires::At(time),
+                _ => Expires::Never,
+            },
+            None => Expires::Default,
+        };
+        let merged = operator.merge(key, present.as_deref(), operand);
+        let value = Value::from(merged.map_err(|refusal| operator.refused(&refusal))?);
+        self.change(index, key, Some(NewValue { value, expires }))
+    }
+
     /// Makes the commit check the reads even if the transaction changes nothing.
     pub(super) fn check_reads(&mut self) {
         self.checks_reads = true;

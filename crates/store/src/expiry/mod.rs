@@ -102,6 +102,9 @@ pub(crate) fn keyspace_options_of(options: &EngineOptions) -> EngineOptions {
     for (name, value) in options.iter().filter(|(name, _)| KEYSPACE_OPTIONS.iter().any(|s| s.name == *name)) {
         kept.set(name, value);
     }
+    if let Some(operator) = options.merge_operator() {
+        kept.set_merge_operator(operator);
+    }
     kept
 }
 

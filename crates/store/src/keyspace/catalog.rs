@@ -360,6 +360,16 @@ impl Store {
         }
         let specs = self.option_specs(engine);
         choice.options.check(engine, &specs)?;
+        if let Some(requested) = choice.options.merge_operator()
+            && keyspace.options().merge_operator() != Some(requested)
+        {
+            let with = |operator: Option<&str>| format!("{engine} merge:{}", operator.unwrap_or("none"));
+            return Err(Error::EngineMismatch {
+                name,
+                found: with(keyspace.options().merge_operator()),
+                requested: with(Some(requested)),
+            });
+        }
         match keyspace.options().conflict(choice.options, &specs) {
             Some(spec) => {
                 let with = |options: &EngineOptions| {

@@ -167,7 +167,10 @@ impl Store {
         self.factory_with_options(engine, &options)?;
         check_same_expiry(source, &options)?;
         let specs = self.option_specs(engine);
-        if engine == source.engine_name() && source.options().conflict(&options, &specs).is_none() {
+        if engine == source.engine_name()
+            && source.options().conflict(&options, &specs).is_none()
+            && source.options().merge_operator() == options.merge_operator()
+        {
             return Ok(None);
         }
         sheaf_platform::event!(INFO, "a conversion begins", keyspace = source.name(), engine = engine);
