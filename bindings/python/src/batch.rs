@@ -9,6 +9,7 @@ use sheaf::{Batch, Durability, Keyspace};
 
 use crate::input::Input;
 use crate::keyspace::RawKeyspace;
+use crate::options::range;
 use crate::shared::{Shared, refuse_pickle};
 
 /// Changes that one commit makes.
@@ -86,6 +87,23 @@ impl RawBatch {
         let key = Input::new(key)?;
         self.with(py, |batch| {
             batch.remove(&keyspace.keyspace, &*key);
+        })
+    }
+
+    /// Add the removal of all keys of a range.
+    #[pyo3(signature = (keyspace, start=None, stop=None, prefix=None))]
+    fn remove_range(
+        &self,
+        py: Python<'_>,
+        keyspace: PyRef<'_, RawKeyspace>,
+        start: Option<&Bound<'_, PyAny>>,
+        stop: Option<&Bound<'_, PyAny>>,
+        prefix: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
+        let range = range((start, true), (stop, false), Input::optional(prefix)?);
+        self.with(py, |batch| {
+            batch.remove_range(&keyspace.keyspace, range);
         })
     }
 

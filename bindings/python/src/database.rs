@@ -112,6 +112,34 @@ impl RawDatabase {
         self.call_long(py, move |database| database.drop_keyspace(&name))
     }
 
+    /// Return the position before the oldest change that is retained.
+    fn oldest_change(&self, py: Python<'_>) -> PyResult<String> {
+        let database = self.shared.open(py)?;
+        let position = py.detach(|| database.oldest_change());
+        Ok(self.result(py, position)?.to_string())
+    }
+
+    /// Return the position after the newest commit, when that is on the device.
+    fn newest_change(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.call_long(py, Database::newest_change)?.to_string())
+    }
+
+    /// Return the positions of all named cursors by their names.
+    fn change_cursors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let database = self.shared.open(py)?;
+        let cursors = py.detach(|| database.change_cursors());
+        let positions = PyDict::new(py);
+        for cursor in self.result(py, cursors)? {
+            positions.set_item(cursor.name, cursor.position.to_string())?;
+        }
+        Ok(positions)
+    }
+
+    /// Remove a named cursor. Return false if there is none of this name.
+    fn remove_change_cursor(&self, py: Python<'_>, name: String) -> PyResult<bool> {
+        self.call_long(py, move |database| database.remove_change_cursor(&name))
+    }
+
     /// Wait until all commits acknowledged before are on the device.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.call_long(py, Database::persist)

@@ -91,6 +91,9 @@ fn describe_rest<'py>(py: Python<'py>, error: &Error) -> Description<'py> {
             ("ConflictError", fields!(py, keyspace = keyspace, key = key))
         }
         Error::MemoryBudgetExceeded { budget } => ("MemoryBudgetError", fields!(py, budget = *budget)),
+        Error::ChangesTooOld { position, oldest } => {
+            ("ChangesTooOldError", fields!(py, position = *position, oldest = *oldest))
+        }
         Error::ReadOnly => ("ReadOnlyError", fields!(py,)),
         Error::InvalidArgument { argument, reason } => {
             ("InvalidArgumentError", fields!(py, argument = *argument, reason = reason))

@@ -1,22 +1,21 @@
 //! # Keyspace: one map from bytes to bytes
 //!
-//! The methods of the mapping protocol and the other calls on keys. `sheaf.Keyspace` adds the
-//! views, file objects and batches.
+//! The writes; `space` has the reads. `sheaf.Keyspace` adds the views, file objects and batches.
 
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use sheaf::{Batch, Error, Keyspace, Value};
 
 use crate::database::RawDatabase;
-use crate::input::{Input, view};
+use crate::input::Input;
 use crate::options::{durability, keyspace_options, range};
-use crate::scan::{Part, Scan};
-use crate::shared::{Shared, refuse_pickle};
+use crate::shared::Shared;
+use crate::space::{Pair, RawSpace, optional_bytes, optional_pair};
 use crate::stats;
-use crate::stream::{RawReader, RawWriter};
+use crate::stream::RawWriter;
 use crate::worker;
 
 /// Keys or pairs in one commit of a call that makes several.
@@ -24,27 +23,8 @@ const GROUP_PAIRS: usize = 1024;
 /// Bytes after which such a commit ends.
 const GROUP_BYTES: usize = 256 << 10;
 
-type Pair<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
-
-/// Copies the keys of an iterable.
-pub(crate) fn inputs(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
-    keys.try_iter()?.map(|key| Ok(Input::new(&key?)?.to_vec())).collect()
-}
-
-pub(crate) fn optional_bytes(py: Python<'_>, value: Option<Value>) -> Option<Bound<'_, PyBytes>> {
-    value.map(|value| PyBytes::new(py, &value))
-}
-
-pub(crate) fn optional_pair(py: Python<'_>, pair: Option<(Value, Value)>) -> Option<Pair<'_>> {
-    pair.map(|(key, value)| (PyBytes::new(py, &key), PyBytes::new(py, &value)))
-}
-
-pub(crate) fn to_list(py: Python<'_>, values: Vec<Option<Value>>) -> PyResult<Bound<'_, PyList>> {
-    PyList::new(py, values.into_iter().map(|value| optional_bytes(py, value)))
-}
-
 /// Map from bytes to bytes.
-#[pyclass(frozen, subclass, mapping, module = "sheaf._sheaf")]
+#[pyclass(frozen, subclass, mapping, extends = RawSpace, module = "sheaf._sheaf")]
 pub(crate) struct RawKeyspace {
     pub(crate) keyspace: Keyspace,
     pub(crate) shared: Arc<Shared>,
@@ -115,7 +95,7 @@ impl RawKeyspace {
         create: bool,
         engine: Option<&str>,
         options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<RawKeyspace> {
+    ) -> PyResult<PyClassInitializer<RawKeyspace>> {
         let shared = Arc::clone(&database.shared);
         let opened = shared.open(py)?;
         let options = keyspace_options(engine, options)?;
@@ -125,7 +105,8 @@ impl RawKeyspace {
         });
         let found = found.and_then(|found| found.ok_or(Error::KeyspaceNotFound { name: name.to_owned() }));
         let keyspace = found.map_err(|error| shared.exception(py, &error))?;
-        Ok(RawKeyspace { keyspace, shared })
+        let space = RawSpace::live(keyspace.clone(), Arc::clone(&shared));
+        Ok(PyClassInitializer::from(space).add_subclass(RawKeyspace { keyspace, shared }))
     }
 
     /// Name of the keyspace.
@@ -156,63 +137,11 @@ impl RawKeyspace {
         self.call(py, |keyspace| Ok(keyspace.capabilities()?.ordered))
     }
 
-    /// Return the value as bytes, or `default`.
-    #[pyo3(signature = (key, default=None))]
-    fn get<'py>(
-        &self,
-        py: Python<'py>,
-        key: &Bound<'py, PyAny>,
-        default: Option<Bound<'py, PyAny>>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let found = self.find(py, key)?;
-        Ok(found.map(|value| PyBytes::new(py, &value).into_any()).or(default))
-    }
-
-    /// Return the value as a read-only memoryview that keeps it alive, or `None`.
-    fn view<'py>(
-        &self,
-        py: Python<'py>,
-        key: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
-        self.find(py, key)?.map(|value| view(py, value)).transpose()
-    }
-
-    /// Return the values of many keys, in the order of the keys; `None` for a missing key.
-    fn get_many<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
-        let keys = inputs(keys)?;
-        let values = self.call(py, |keyspace| keyspace.multi_get(&keys))?;
-        to_list(py, values)
-    }
-
-    /// Return a part of a value, or `None`.
-    #[pyo3(signature = (key, start=0, stop=None))]
-    fn get_range<'py>(
-        &self,
-        py: Python<'py>,
-        key: &Bound<'py, PyAny>,
-        start: u64,
-        stop: Option<u64>,
-    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let input = Input::new(key)?;
-        let (bytes, stop): (&[u8], u64) = (&input, stop.unwrap_or(u64::MAX));
-        Ok(optional_bytes(py, self.call(py, |keyspace| keyspace.get_range(bytes, start..stop.max(start)))?))
-    }
-
     /// Return the length of a value in bytes without reading it, or `None`.
     fn size_of(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         let input = Input::new(key)?;
         let bytes: &[u8] = &input;
         self.call(py, |keyspace| keyspace.size_of(bytes))
-    }
-
-    /// Return the pair with the smallest key, or `None`.
-    fn first<'py>(&self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
-        Ok(optional_pair(py, self.call(py, Keyspace::first)?))
-    }
-
-    /// Return the pair with the largest key, or `None`.
-    fn last<'py>(&self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
-        Ok(optional_pair(py, self.call(py, Keyspace::last)?))
     }
 
     /// Remove the pair with the smallest key and return it, or `None`.
@@ -406,13 +335,6 @@ impl RawKeyspace {
         if batch.is_empty() { Ok(()) } else { self.commit(py, batch) }
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-        match self.find(py, key)? {
-            Some(value) => Ok(PyBytes::new(py, &value)),
-            None => Err(PyKeyError::new_err(key.clone().unbind())),
-        }
-    }
-
     fn __setitem__(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         self.insert(py, key, value, None)
     }
@@ -422,51 +344,6 @@ impl RawKeyspace {
             Some(_) => Ok(()),
             None => Err(PyKeyError::new_err(key.clone().unbind())),
         }
-    }
-
-    fn __contains__(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let input = Input::new(key)?;
-        let bytes: &[u8] = &input;
-        self.call(py, |keyspace| keyspace.contains_key(bytes))
-    }
-
-    fn __iter__(&self, py: Python<'_>) -> PyResult<Scan> {
-        self.scan(py, 1, None, None, None, false, true, false)
-    }
-
-    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        let count = self.call_long(py, Keyspace::len)?;
-        Ok(usize::try_from(count).unwrap_or(usize::MAX))
-    }
-
-    fn __bool__(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(!self.call(py, Keyspace::is_empty)?)
-    }
-
-    #[pyo3(signature = (part, start, stop, prefix, reverse, include_start=true, include_stop=false))]
-    #[allow(clippy::too_many_arguments)]
-    fn scan(
-        &self,
-        py: Python<'_>,
-        part: u8,
-        start: Option<&Bound<'_, PyAny>>,
-        stop: Option<&Bound<'_, PyAny>>,
-        prefix: Option<&Bound<'_, PyAny>>,
-        reverse: bool,
-        include_start: bool,
-        include_stop: bool,
-    ) -> PyResult<Scan> {
-        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
-        let range = range((start, include_start), (stop, include_stop), Input::optional(prefix)?);
-        let iter = self.call(py, |keyspace| keyspace.range(range))?;
-        Ok(Scan::new(iter, Part::from_number(part), reverse, Arc::clone(&self.shared)))
-    }
-
-    fn raw_reader(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<RawReader>> {
-        let input = Input::new(key)?;
-        let bytes: &[u8] = &input;
-        let reader = self.call(py, |keyspace| keyspace.reader(bytes))?;
-        Ok(reader.map(|reader| RawReader::new(reader, Arc::clone(&self.shared))))
     }
 
     fn raw_writer(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<RawWriter> {
@@ -487,10 +364,6 @@ impl RawKeyspace {
         let figures = self.call_long(py, Keyspace::stats)?;
         let disk_bytes = self.call(py, Keyspace::disk_bytes)?;
         stats::keyspace(py, &figures, disk_bytes)
-    }
-
-    fn __reduce__(&self) -> PyResult<()> {
-        Err(refuse_pickle("keyspace"))
     }
 }
 

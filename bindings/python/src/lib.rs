@@ -12,6 +12,7 @@
 //!    Python callbacks run in the calling thread, except that of a stall.
 
 mod batch;
+mod changes;
 mod database;
 mod error;
 mod input;
@@ -20,6 +21,7 @@ mod options;
 mod scan;
 mod shared;
 mod snapshot;
+mod space;
 mod stats;
 mod stream;
 mod transaction;
@@ -30,6 +32,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _sheaf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<database::RawDatabase>()?;
+    module.add_class::<space::RawSpace>()?;
     module.add_class::<keyspace::RawKeyspace>()?;
     module.add_class::<snapshot::RawSnapshot>()?;
     module.add_class::<snapshot::RawSnapshotKeyspace>()?;
@@ -38,6 +41,10 @@ fn _sheaf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::CommitTicket>()?;
     module.add_class::<transaction::RawTransaction>()?;
     module.add_class::<transaction::TransactionScan>()?;
+    module.add_class::<changes::Changes>()?;
+    module.add_class::<changes::Commit>()?;
+    module.add_class::<changes::Change>()?;
+    module.add_class::<changes::RawChangeCursor>()?;
     module.add_class::<stream::RawReader>()?;
     module.add_class::<stream::RawWriter>()?;
     module.add_function(wrap_pyfunction!(options::engines, module)?)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sheaf::{Builder, Database, Durability, KeyspaceOptions, Permissions, Stall};
+use sheaf::{Builder, ChangeRetention, Database, Durability, KeyspaceOptions, Permissions, Stall};
 
 use crate::input::Input;
 
@@ -36,6 +36,12 @@ fn on_stall(builder: Builder, callback: Py<PyAny>) -> Builder {
     })
 }
 
+/// Returns a retention of bytes and seconds, which also waits for cursors if that is true.
+fn retention((bytes, age, until_cursors_pass): (u64, f64, bool)) -> PyResult<ChangeRetention> {
+    let retention = ChangeRetention::new(bytes, seconds("seconds", age)?);
+    Ok(if until_cursors_pass { retention.until_cursors_pass() } else { retention })
+}
+
 /// Returns a builder with the options of `sheaf.open`. An option that is `None` has its default.
 pub(crate) fn builder(options: &Bound<'_, PyDict>) -> PyResult<Builder> {
     let mut builder = Database::builder();
@@ -56,6 +62,10 @@ pub(crate) fn builder(options: &Bound<'_, PyDict>) -> PyResult<Builder> {
             "background_threads" => builder.background_threads(value.extract()?),
             "space_limit" => builder.space_limit(value.extract()?),
             "stall_threshold" => builder.stall_threshold(seconds("stall_threshold", value.extract()?)?),
+            "retain_changes" => match value.extract::<bool>() {
+                Ok(false) => builder.retain_changes(None),
+                _ => builder.retain_changes(retention(value.extract()?)?),
+            },
             "on_stall" => on_stall(builder, value.unbind()),
             "permissions" => {
                 let (files, directories) = value.extract()?;

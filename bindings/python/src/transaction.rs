@@ -10,9 +10,10 @@ use sheaf::{Durability, Error, Keyspace, Savepoint, Transaction, TransactionIter
 use crate::batch::CommitTicket;
 use crate::database::RawDatabase;
 use crate::input::Input;
-use crate::keyspace::{RawKeyspace, optional_bytes, optional_pair};
+use crate::keyspace::RawKeyspace;
 use crate::options::range;
 use crate::shared::{Shared, refuse_pickle};
+use crate::space::{optional_bytes, optional_pair};
 
 /// Reads of one snapshot, and changes.
 #[pyclass(frozen, subclass, module = "sheaf._sheaf")]
@@ -149,6 +150,22 @@ impl RawTransaction {
         let bytes: &[u8] = &input;
         let keyspace = &keyspace.keyspace;
         self.call(py, |transaction| transaction.remove(keyspace, bytes))
+    }
+
+    /// Remove all keys of a range.
+    #[pyo3(signature = (keyspace, start=None, stop=None, prefix=None))]
+    fn remove_range(
+        &self,
+        py: Python<'_>,
+        keyspace: PyRef<'_, RawKeyspace>,
+        start: Option<&Bound<'_, PyAny>>,
+        stop: Option<&Bound<'_, PyAny>>,
+        prefix: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
+        let range = range((start, true), (stop, false), Input::optional(prefix)?);
+        let keyspace = &keyspace.keyspace;
+        self.call(py, |transaction| transaction.remove_range(keyspace, range))
     }
 
     fn scan(

@@ -137,6 +137,10 @@ enum sheaf_code
    */
   SHEAF_MEMORY_BUDGET_EXCEEDED = 28,
   /**
+   * The changes after a position of the change feed are no longer retained.
+   */
+  SHEAF_CHANGES_TOO_OLD = 29,
+  /**
    * The operating system failed an operation.
    */
   SHEAF_IO = 40,
@@ -251,11 +255,12 @@ enum sheaf_error_field
    */
   SHEAF_FIELD_PID = 34,
   /**
-   * Number: the size or version that was found.
+   * Number: the size or version that was found, or the commit of the position.
    */
   SHEAF_FIELD_FOUND = 35,
   /**
-   * Number: the largest permitted size, the limit, or the supported version.
+   * Number: the largest permitted size, the limit, the supported version, or the commit of the
+   * oldest position.
    */
   SHEAF_FIELD_LIMIT = 36,
 };
@@ -359,9 +364,76 @@ typedef int32_t sheaf_change;
 #endif // __cplusplus
 
 /**
+ * Kind of a change in the change feed.
+ */
+enum sheaf_change_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * A kind that this version of the interface does not know.
+   */
+  SHEAF_CHANGE_KIND_OTHER = 0,
+  /**
+   * A key got a value.
+   */
+  SHEAF_CHANGE_KIND_PUT = 1,
+  /**
+   * A key was removed.
+   */
+  SHEAF_CHANGE_KIND_REMOVED = 2,
+  /**
+   * All keys of a range were removed.
+   */
+  SHEAF_CHANGE_KIND_RANGE_REMOVED = 3,
+  /**
+   * An expired pair was removed.
+   */
+  SHEAF_CHANGE_KIND_EXPIRED = 4,
+  /**
+   * The keyspace was created.
+   */
+  SHEAF_CHANGE_KIND_CREATED = 5,
+  /**
+   * All pairs of the keyspace were removed.
+   */
+  SHEAF_CHANGE_KIND_CLEARED = 6,
+  /**
+   * A bulk load replaced the pairs. They are not in the feed: copy them from a snapshot.
+   */
+  SHEAF_CHANGE_KIND_LOADED = 7,
+  /**
+   * The keyspace was moved to another engine or other options. The pairs are the same.
+   */
+  SHEAF_CHANGE_KIND_CONVERTED = 8,
+  /**
+   * The keyspace was dropped.
+   */
+  SHEAF_CHANGE_KIND_DROPPED = 9,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sheaf_change_kind sheaf_change_kind;
+#else
+typedef int32_t sheaf_change_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Operations that become one atomic commit.
  */
 typedef struct sheaf_batch sheaf_batch;
+
+/**
+ * Named, durable position of a consumer of the change feed.
+ */
+typedef struct sheaf_change_cursor sheaf_change_cursor;
+
+/**
+ * The changes after a position, commit by commit.
+ */
+typedef struct sheaf_changes sheaf_changes;
 
 /**
  * An open database.
@@ -548,6 +620,20 @@ sheaf_code sheaf_batch_remove(sheaf_batch *batch,
                               sheaf_keyspace *keyspace,
                               sheaf_bytes key,
                               sheaf_error **error);
+
+/**
+ * Adds an operation that removes the keys from `start` (included; NULL: the first key) to `end`
+ * (excluded; NULL: all following keys). It also removes the keys that earlier operations of the
+ * batch have set; later operations take effect after it. Needs an ordered engine, unless both are
+ * NULL.
+ *
+ * Threads: one at a time for each batch.
+ */
+sheaf_code sheaf_batch_remove_range(sheaf_batch *batch,
+                                    sheaf_keyspace *keyspace,
+                                    const sheaf_bytes *start,
+                                    const sheaf_bytes *end,
+                                    sheaf_error **error);
 
 /**
  * Adds an expectation: the commit succeeds only if `key` has the value `expected` at that moment;
@@ -769,6 +855,201 @@ void sheaf_loader_free(sheaf_loader *loader);
  * Threads: only that of the callback which received `new_value`, and only until it returns.
  */
 sheaf_code sheaf_new_value_append(sheaf_new_value *new_value, sheaf_bytes bytes);
+
+/**
+ * Returns the position before the oldest change that is retained, as a text. Returns
+ * `SHEAF_INVALID_ARGUMENT` if the database retains no changes.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_db_oldest_change(sheaf_db *db, sheaf_value **position, sheaf_error **error);
+
+/**
+ * Returns the position after the newest commit, as a text. Waits until that commit is on the
+ * device. Returns `SHEAF_INVALID_ARGUMENT` if the database retains no changes.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_db_newest_change(sheaf_db *db, sheaf_value **position, sheaf_error **error);
+
+/**
+ * Returns the position after the newest commit that the snapshot shows, as a text. Copy the
+ * snapshot, and read the changes after this position, without a gap.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_snapshot_change_position(sheaf_snapshot *snapshot,
+                                          sheaf_value **position,
+                                          sheaf_error **error);
+
+/**
+ * Creates a feed of the changes of all commits after `position`, over all keyspaces and engines.
+ * The database must retain changes (`sheaf_options_set_retain_changes`). Returns
+ * `SHEAF_CHANGES_TOO_OLD` if the changes after `position` are no longer retained.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_db_changes(sheaf_db *db,
+                            sheaf_bytes position,
+                            sheaf_changes **changes,
+                            sheaf_error **error);
+
+/**
+ * Delivers only changes of the keyspace `name`, and of those of further calls.
+ *
+ * Threads: one at a time for each feed.
+ */
+sheaf_code sheaf_changes_add_keyspace(sheaf_changes *changes,
+                                      sheaf_bytes name,
+                                      sheaf_error **error);
+
+/**
+ * Delivers only changes of keys that start with `prefix`, and with those of further calls. Changes
+ * of ranges and of whole keyspaces are delivered nevertheless.
+ *
+ * Threads: one at a time for each feed.
+ */
+sheaf_code sheaf_changes_add_prefix(sheaf_changes *changes,
+                                    sheaf_bytes prefix,
+                                    sheaf_error **error);
+
+/**
+ * Delivers commits as soon as they are visible, and not only when they are on the device. After a
+ * power failure the database may lack a commit that was delivered.
+ *
+ * Threads: one at a time for each feed.
+ */
+sheaf_code sheaf_changes_include_unsynced(sheaf_changes *changes, sheaf_error **error);
+
+/**
+ * Moves to the next commit, and writes the number of its changes to `count`, unless that is NULL.
+ * Waits up to `timeout_ms` milliseconds; `UINT64_MAX` sets no limit. Returns `SHEAF_NOT_FOUND` if
+ * there is no commit within this time, and `SHEAF_CHANGES_TOO_OLD` if the consumer was too slow.
+ *
+ * Threads: one at a time for each feed. `sheaf_db_close` in another thread ends the wait.
+ */
+sheaf_code sheaf_changes_next_commit(sheaf_changes *changes,
+                                     uint64_t timeout_ms,
+                                     size_t *count,
+                                     sheaf_error **error);
+
+/**
+ * Moves to the next change of the commit. Writes its kind (`SHEAF_CHANGE_KIND_*`), its keyspace,
+ * its key and its end (each may be NULL). The key of a removed range is its first key, and `end`
+ * is the key after it, or has NULL as its data if the range has no end. A change of a whole
+ * keyspace has no key. The bytes are valid until the next call of `sheaf_changes_next_commit`.
+ * Returns `SHEAF_NOT_FOUND` after the last change of the commit.
+ *
+ * Threads: one at a time for each feed.
+ */
+sheaf_code sheaf_changes_next_change(sheaf_changes *changes,
+                                     int32_t *kind,
+                                     sheaf_bytes *keyspace,
+                                     sheaf_bytes *key,
+                                     sheaf_bytes *end,
+                                     sheaf_error **error);
+
+/**
+ * Returns the value of the current change, which must be `SHEAF_CHANGE_KIND_PUT`. Reads a large
+ * value from its file. Writes the milliseconds since 1970 at which the pair expires to
+ * `expires_at_ms`, unless that is NULL; 0 if it does not expire. Returns `SHEAF_CHANGES_TOO_OLD`
+ * if the value is no longer retained.
+ *
+ * Threads: one at a time for each feed.
+ */
+sheaf_code sheaf_changes_value(sheaf_changes *changes,
+                               sheaf_value **value,
+                               uint64_t *expires_at_ms,
+                               sheaf_error **error);
+
+/**
+ * Returns the engine and the options of the current change as a JSON object with `engine` and
+ * `options`. It must be `SHEAF_CHANGE_KIND_CREATED`, `SHEAF_CHANGE_KIND_LOADED` or
+ * `SHEAF_CHANGE_KIND_CONVERTED`.
+ *
+ * Threads: one at a time for each feed.
+ */
+sheaf_code sheaf_changes_engine(sheaf_changes *changes,
+                                sheaf_value **description,
+                                sheaf_error **error);
+
+/**
+ * Returns the position after the commits that were delivered or filtered out, as a text.
+ * `sheaf_db_changes` continues there.
+ *
+ * Threads: one at a time for each feed.
+ */
+sheaf_code sheaf_changes_position(sheaf_changes *changes,
+                                  sheaf_value **position,
+                                  sheaf_error **error);
+
+/**
+ * Frees a feed. NULL is allowed.
+ *
+ * Threads: any. No other call may use the feed.
+ */
+void sheaf_changes_free(sheaf_changes *changes);
+
+/**
+ * Opens the named cursor `name` (UTF-8, 1 to 255 bytes); creates it durably, before the oldest
+ * change that is retained, if it does not exist.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_db_change_cursor(sheaf_db *db,
+                                  sheaf_bytes name,
+                                  sheaf_change_cursor **cursor,
+                                  sheaf_error **error);
+
+/**
+ * Returns the named cursors as a JSON array of objects with `name`, `position` and `commit`,
+ * sorted by name.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_db_change_cursors(sheaf_db *db, sheaf_value **cursors, sheaf_error **error);
+
+/**
+ * Removes the named cursor `name` durably. Returns `SHEAF_NOT_FOUND` if it does not exist.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_db_remove_change_cursor(sheaf_db *db, sheaf_bytes name, sheaf_error **error);
+
+/**
+ * Returns the position that was committed last, as a text.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_change_cursor_position(sheaf_change_cursor *cursor,
+                                        sheaf_value **position,
+                                        sheaf_error **error);
+
+/**
+ * Creates a feed of the changes after the position of the cursor, like `sheaf_db_changes`.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_change_cursor_changes(sheaf_change_cursor *cursor,
+                                       sheaf_changes **changes,
+                                       sheaf_error **error);
+
+/**
+ * Moves the cursor to `position`, durably. Costs a write and a sync, so a consumer should commit
+ * after many changes and not after each.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_change_cursor_commit(sheaf_change_cursor *cursor,
+                                      sheaf_bytes position,
+                                      sheaf_error **error);
+
+/**
+ * Frees the handle of a cursor. The cursor stays in the database. NULL is allowed.
+ *
+ * Threads: any. No other call may use the handle.
+ */
+void sheaf_change_cursor_free(sheaf_change_cursor *cursor);
 
 /**
  * Opens the database in the directory `path` (any bytes except NUL). Creates it unless the options
@@ -1362,6 +1643,19 @@ sheaf_code sheaf_options_set_background_threads(sheaf_options *options, size_t t
 sheaf_code sheaf_options_set_space_limit(sheaf_options *options, double times);
 
 /**
+ * Sets the changes that the database retains for `sheaf_db_changes`: for `seconds` seconds, and at
+ * most `bytes` bytes of log files beyond those that the database needs itself. With
+ * `until_cursors_pass`, a change also stays until all named cursors have passed it. 0 for `bytes`
+ * ends the retention. The setting is stored in the database; openings without it keep it.
+ *
+ * Threads: one at a time for each options handle.
+ */
+sheaf_code sheaf_options_set_retain_changes(sheaf_options *options,
+                                            uint64_t bytes,
+                                            uint64_t seconds,
+                                            bool until_cursors_pass);
+
+/**
  * Sets a callback for waits of writers of at least `threshold_ms` milliseconds. `release` (may be
  * NULL) is called with `context` after the options were freed and all databases that were opened
  * with them are closed and freed with all their handles.
@@ -1743,7 +2037,7 @@ sheaf_code sheaf_db_transaction(sheaf_db *db,
  *
  * Threads: any, also at the same time.
  */
-uint64_t sheaf_transaction_seq(const sheaf_transaction *transaction);
+uint64_t sheaf_transaction_seq(sheaf_transaction *transaction);
 
 /**
  * Returns the value of `key`, and `SHEAF_NOT_FOUND` if the key does not exist. The commit checks
@@ -1751,7 +2045,7 @@ uint64_t sheaf_transaction_seq(const sheaf_transaction *transaction);
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_get(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_get(sheaf_transaction *transaction,
                                  sheaf_keyspace *keyspace,
                                  sheaf_bytes key,
                                  sheaf_value **value,
@@ -1763,7 +2057,7 @@ sheaf_code sheaf_transaction_get(const sheaf_transaction *transaction,
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_get_for_update(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_get_for_update(sheaf_transaction *transaction,
                                             sheaf_keyspace *keyspace,
                                             sheaf_bytes key,
                                             sheaf_value **value,
@@ -1774,7 +2068,7 @@ sheaf_code sheaf_transaction_get_for_update(const sheaf_transaction *transaction
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_untracked_get(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_untracked_get(sheaf_transaction *transaction,
                                            sheaf_keyspace *keyspace,
                                            sheaf_bytes key,
                                            sheaf_value **value,
@@ -1785,7 +2079,7 @@ sheaf_code sheaf_transaction_untracked_get(const sheaf_transaction *transaction,
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_insert(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_insert(sheaf_transaction *transaction,
                                     sheaf_keyspace *keyspace,
                                     sheaf_bytes key,
                                     sheaf_bytes value,
@@ -1796,10 +2090,22 @@ sheaf_code sheaf_transaction_insert(const sheaf_transaction *transaction,
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_remove(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_remove(sheaf_transaction *transaction,
                                     sheaf_keyspace *keyspace,
                                     sheaf_bytes key,
                                     sheaf_error **error);
+
+/**
+ * Removes the keys from `start` (included; NULL: the first key) to `end` (excluded; NULL: all
+ * following keys). Needs an ordered engine, unless both are NULL.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_remove_range(sheaf_transaction *transaction,
+                                          sheaf_keyspace *keyspace,
+                                          const sheaf_bytes *start,
+                                          const sheaf_bytes *end,
+                                          sheaf_error **error);
 
 /**
  * Creates an iterator over the pairs with keys from `start` (included; NULL: the first key) to
@@ -1810,7 +2116,7 @@ sheaf_code sheaf_transaction_remove(const sheaf_transaction *transaction,
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_range(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_range(sheaf_transaction *transaction,
                                    sheaf_keyspace *keyspace,
                                    const sheaf_bytes *start,
                                    const sheaf_bytes *end,
@@ -1823,7 +2129,7 @@ sheaf_code sheaf_transaction_range(const sheaf_transaction *transaction,
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_prefix(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_prefix(sheaf_transaction *transaction,
                                     sheaf_keyspace *keyspace,
                                     sheaf_bytes prefix,
                                     sheaf_iter **iter,
@@ -1834,7 +2140,7 @@ sheaf_code sheaf_transaction_prefix(const sheaf_transaction *transaction,
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_savepoint(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_savepoint(sheaf_transaction *transaction,
                                        size_t *savepoint,
                                        sheaf_error **error);
 
@@ -1844,7 +2150,7 @@ sheaf_code sheaf_transaction_savepoint(const sheaf_transaction *transaction,
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_roll_back_to(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_roll_back_to(sheaf_transaction *transaction,
                                           size_t savepoint,
                                           sheaf_error **error);
 
@@ -1853,7 +2159,7 @@ sheaf_code sheaf_transaction_roll_back_to(const sheaf_transaction *transaction,
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_set_durability(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_set_durability(sheaf_transaction *transaction,
                                             int32_t durability,
                                             sheaf_error **error);
 
@@ -1864,7 +2170,7 @@ sheaf_code sheaf_transaction_set_durability(const sheaf_transaction *transaction
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_commit(const sheaf_transaction *transaction, sheaf_error **error);
+sheaf_code sheaf_transaction_commit(sheaf_transaction *transaction, sheaf_error **error);
 
 /**
  * Commits like `sheaf_transaction_commit`, but without waiting for the device. On return the
@@ -1872,7 +2178,7 @@ sheaf_code sheaf_transaction_commit(const sheaf_transaction *transaction, sheaf_
  *
  * Threads: one at a time for each transaction.
  */
-sheaf_code sheaf_transaction_submit(const sheaf_transaction *transaction,
+sheaf_code sheaf_transaction_submit(sheaf_transaction *transaction,
                                     sheaf_ticket **ticket,
                                     sheaf_error **error);
 

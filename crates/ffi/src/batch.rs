@@ -10,6 +10,7 @@ use crate::error::sheaf_error;
 use crate::keyspace::{sheaf_keyspace, writable};
 use crate::memory::{handle_out, sheaf_bytes};
 use crate::options::chosen_durability;
+use crate::write::bounds;
 
 /// Operations that become one atomic commit.
 pub struct sheaf_batch(Exclusive<BatchState>);
@@ -71,6 +72,28 @@ pub extern "C" fn sheaf_batch_remove(
     call(error, || {
         change(batch, |batch| {
             batch.remove(writable(keyspace)?, key.get("key")?);
+            Ok(())
+        })
+    })
+}
+
+/// Adds an operation that removes the keys from `start` (included; NULL: the first key) to `end`
+/// (excluded; NULL: all following keys). It also removes the keys that earlier operations of the
+/// batch have set; later operations take effect after it. Needs an ordered engine, unless both are
+/// NULL.
+///
+/// Threads: one at a time for each batch.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_batch_remove_range(
+    batch: Option<&sheaf_batch>,
+    keyspace: Option<&sheaf_keyspace>,
+    start: Option<&sheaf_bytes<'_>>,
+    end: Option<&sheaf_bytes<'_>>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || {
+        change(batch, |batch| {
+            batch.remove_range(writable(keyspace)?, bounds(start, end)?);
             Ok(())
         })
     })

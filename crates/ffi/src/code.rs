@@ -49,6 +49,8 @@ pub enum sheaf_code {
     SHEAF_OWNER_UNRESPONSIVE = 27,
     /// The memory budget has no room for more keys.
     SHEAF_MEMORY_BUDGET_EXCEEDED = 28,
+    /// The changes after a position of the change feed are no longer retained.
+    SHEAF_CHANGES_TOO_OLD = 29,
     /// The operating system failed an operation.
     SHEAF_IO = 40,
     /// The disk is full.
@@ -101,9 +103,10 @@ pub enum sheaf_error_field {
     SHEAF_FIELD_OS_ERROR = 33,
     /// Number: id of the process that has the database open.
     SHEAF_FIELD_PID = 34,
-    /// Number: the size or version that was found.
+    /// Number: the size or version that was found, or the commit of the position.
     SHEAF_FIELD_FOUND = 35,
-    /// Number: the largest permitted size, the limit, or the supported version.
+    /// Number: the largest permitted size, the limit, the supported version, or the commit of the
+    /// oldest position.
     SHEAF_FIELD_LIMIT = 36,
 }
 
@@ -143,4 +146,30 @@ pub enum sheaf_change {
     SHEAF_CHANGE_REMOVE = 1,
     /// Changes nothing; the call returns `SHEAF_CANCELLED`.
     SHEAF_CHANGE_CANCEL = 2,
+}
+
+/// Kind of a change in the change feed.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum sheaf_change_kind {
+    /// A kind that this version of the interface does not know.
+    SHEAF_CHANGE_KIND_OTHER = 0,
+    /// A key got a value.
+    SHEAF_CHANGE_KIND_PUT = 1,
+    /// A key was removed.
+    SHEAF_CHANGE_KIND_REMOVED = 2,
+    /// All keys of a range were removed.
+    SHEAF_CHANGE_KIND_RANGE_REMOVED = 3,
+    /// An expired pair was removed.
+    SHEAF_CHANGE_KIND_EXPIRED = 4,
+    /// The keyspace was created.
+    SHEAF_CHANGE_KIND_CREATED = 5,
+    /// All pairs of the keyspace were removed.
+    SHEAF_CHANGE_KIND_CLEARED = 6,
+    /// A bulk load replaced the pairs. They are not in the feed: copy them from a snapshot.
+    SHEAF_CHANGE_KIND_LOADED = 7,
+    /// The keyspace was moved to another engine or other options. The pairs are the same.
+    SHEAF_CHANGE_KIND_CONVERTED = 8,
+    /// The keyspace was dropped.
+    SHEAF_CHANGE_KIND_DROPPED = 9,
 }

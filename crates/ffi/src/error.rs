@@ -80,6 +80,7 @@ fn code_of(error: &Error) -> sheaf_code {
         Error::Conflict { .. } => SHEAF_CONFLICT,
         Error::MemoryBudgetExceeded { .. } => SHEAF_MEMORY_BUDGET_EXCEEDED,
         Error::Busy { .. } => SHEAF_BUSY,
+        Error::ChangesTooOld { .. } => SHEAF_CHANGES_TOO_OLD,
         Error::ReadOnly => SHEAF_READ_ONLY,
         Error::Closed => SHEAF_CLOSED,
         Error::InvalidArgument { .. } => SHEAF_INVALID_ARGUMENT,
@@ -135,6 +136,9 @@ impl From<&Error> for sheaf_error {
             }
             Error::Unsupported { engine, feature } => {
                 object.text(SHEAF_FIELD_ENGINE, engine).text(SHEAF_FIELD_REASON, feature)
+            }
+            Error::ChangesTooOld { position, oldest } => {
+                object.number(SHEAF_FIELD_FOUND, *position).number(SHEAF_FIELD_LIMIT, *oldest)
             }
             Error::MemoryBudgetExceeded { budget } => object.number(SHEAF_FIELD_LIMIT, *budget),
             Error::InvalidArgument { argument, reason } => {

@@ -183,6 +183,16 @@ pub(crate) fn database_stats(stats: &DatabaseStats) -> Json {
         "next_due_ms": stats.expiry.next_due_ms,
         "lag_seconds": seconds(stats.expiry.lag),
     });
+    all["changes"] = json!({
+        "is_retaining": stats.changes.is_retaining,
+        "oldest": stats.changes.oldest_seq,
+        "retained_segments": stats.changes.retained_segments,
+        "retained_bytes": stats.changes.retained_bytes,
+        "retained_blobs": stats.changes.retained_blobs,
+        "trimmed_segments": stats.changes.trimmed_segments,
+        "cursors": stats.changes.cursors,
+        "slowest_cursor": stats.changes.slowest_cursor_seq,
+    });
     all["stalls"] = stats.stalls.iter().map(stall_stats).collect();
     all["caches"] = stats.caches.iter().map(cache_stats).collect();
     all["logs"] = stats.logs.iter().map(log_stats).collect();

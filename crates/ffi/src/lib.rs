@@ -31,6 +31,7 @@ mod batch;
 mod boundary;
 mod bulk_load;
 mod callback;
+mod changes;
 mod code;
 mod database;
 mod error;

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf::{Builder, Database, Durability, Permissions, PersistenceMode, Stall};
+use sheaf::{Builder, ChangeRetention, Database, Durability, Permissions, PersistenceMode, Stall};
 
 use crate::boundary::{self, Exclusive, Outcome, call, given, invalid};
 use crate::callback::{SharedContext, sheaf_release_fn, sheaf_stall_fn};
@@ -213,6 +213,26 @@ pub extern "C" fn sheaf_options_set_background_threads(
 #[unsafe(no_mangle)]
 pub extern "C" fn sheaf_options_set_space_limit(options: Option<&sheaf_options>, times: f64) -> sheaf_code {
     sheaf_options::set(options, move |builder| builder.space_limit(times))
+}
+
+/// Sets the changes that the database retains for `sheaf_db_changes`: for `seconds` seconds, and at
+/// most `bytes` bytes of log files beyond those that the database needs itself. With
+/// `until_cursors_pass`, a change also stays until all named cursors have passed it. 0 for `bytes`
+/// ends the retention. The setting is stored in the database; openings without it keep it.
+///
+/// Threads: one at a time for each options handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_options_set_retain_changes(
+    options: Option<&sheaf_options>,
+    bytes: u64,
+    seconds: u64,
+    until_cursors_pass: bool,
+) -> sheaf_code {
+    sheaf_options::set(options, move |builder| {
+        let retention = ChangeRetention::new(bytes, Duration::from_secs(seconds));
+        let retention = if until_cursors_pass { retention.until_cursors_pass() } else { retention };
+        builder.retain_changes((bytes > 0).then_some(retention))
+    })
 }
 
 /// Sets a callback for waits of writers of at least `threshold_ms` milliseconds. `release` (may be

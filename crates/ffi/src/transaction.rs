@@ -176,6 +176,21 @@ pub extern "C" fn sheaf_transaction_remove(
     call(error, || with(transaction, |tx| Ok(tx.remove(writable(keyspace)?, key.get("key")?)?)))
 }
 
+/// Removes the keys from `start` (included; NULL: the first key) to `end` (excluded; NULL: all
+/// following keys). Needs an ordered engine, unless both are NULL.
+///
+/// Threads: one at a time for each transaction.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_transaction_remove_range(
+    transaction: Option<&sheaf_transaction>,
+    keyspace: Option<&sheaf_keyspace>,
+    start: Option<&sheaf_bytes<'_>>,
+    end: Option<&sheaf_bytes<'_>>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || with(transaction, |tx| Ok(tx.remove_range(writable(keyspace)?, bounds(start, end)?)?)))
+}
+
 /// Creates an iterator over the pairs with keys from `start` (included; NULL: the first key) to
 /// `end` (excluded; NULL: all following keys), with the changes of the transaction. The commit
 /// checks the part that was iterated over, also for keys that did not exist. The iterator cannot

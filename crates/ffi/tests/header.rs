@@ -22,6 +22,7 @@ fn generated() -> String {
     ["db", "options", "keyspace", "keyspace_options", "batch", "ticket", "snapshot", "iter", "reader"]
         .into_iter()
         .chain(["writer", "loader", "loader_options", "owner", "new_value", "value", "error"])
+        .chain(["transaction", "changes", "change_cursor"])
         .fold(text, |text, handle| {
             text.replace(&format!("const sheaf_{handle} *"), &format!("sheaf_{handle} *"))
         })

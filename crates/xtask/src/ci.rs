@@ -8,7 +8,7 @@ use crate::invariants;
 use crate::prose;
 use crate::safety;
 use crate::shell::{self, cargo, interleavings};
-use crate::{bindings, cross};
+use crate::{bindings, bindings_python, cross};
 
 /// Runs a step. CI builds once, so incremental builds would only cost time, and would make the
 /// programs slower.
@@ -72,6 +72,7 @@ pub(crate) fn run() -> Result<(), String> {
     step(optional_tests())?;
     // The tests in C need a compiler. The test of LevelDB is fetched, and therefore not part of CI.
     bindings::bindings(&["--profile", "test", "--skip-leveldb", "--skip-header"].map(str::to_owned))?;
+    bindings_python::bindings_python_in_ci()?;
     for tests in interleavings(&[]) {
         let mut tests = with_opt_level(tests, "1");
         tests.env("CARGO_PROFILE_TEST_DEBUG", "0");

@@ -12,6 +12,7 @@ mod bindings_python;
 mod campaign;
 mod ci;
 mod cross;
+mod emulate;
 mod field;
 mod filesystems;
 mod invariants;
@@ -35,11 +36,14 @@ cargo xtask bindings [--profile NAME] [--skip-leveldb] [--skip-header] [--update
     a C compiler); --update writes sheaf.h, --gets compares gets in C and Rust, --install copies library and header
 cargo xtask cross [--install] [TARGET ...]      clippy of the library and the command for other systems and processors;
                                                 --install lets rustup install missing targets
+cargo xtask emulate [TARGET ...]                golden databases and unit tests of the formats on aarch64, s390x (big-endian)
+                                                and i686: takes qemu and cross compilers, and prints their packages
 cargo xtask prose [--update | --totals | --list PATH]
     the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
     smaller ones, --totals prints the counts of each crate, --list the violations of some files
-cargo xtask bindings-python                     builds the wheel of the Python bindings, installs it in a clean environment,
-                                                runs its tests, and checks its types; takes Python 3.11 or later
+cargo xtask bindings-python [--quick]           builds the wheel of the Python bindings, installs it in a clean environment,
+                                                runs its tests, and checks its types; takes Python 3.11 or later;
+                                                --quick, as in CI: without optimization, and without checks of types
 cargo xtask invariants                          each numbered invariant of a module header has an assert that names it,
                                                 or a row in docs/invariants.md with the reason
 cargo xtask safety                              each unsafe block, impl and function has a note of at most three lines
@@ -71,6 +75,7 @@ fn main() -> ExitCode {
         }
         Some("bindings-python") => bindings_python::bindings_python(&words[1..]),
         Some("cross") => cross::cross(&words[1..]),
+        Some("emulate") => emulate::emulate(&words[1..]),
         Some("field") => field::field(&words[1..]),
         Some("bindings") => bindings::bindings(&words[1..]),
         Some("invariants") => invariants::invariants(&words[1..]),

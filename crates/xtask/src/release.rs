@@ -21,8 +21,11 @@ pub(crate) fn release(words: &[String]) -> Result<(), String> {
         return Err("release takes --dry-run [--no-verify]; docs/release.md has the upload".to_owned());
     }
     check_clean()?;
+    check_links("README.md", &read("README.md")?)?;
     let version = workspace_version(&read("Cargo.toml")?)?;
     let packages = publishable()?;
+    packages.iter().try_for_each(|(name, folder)| check_files(name, folder))?;
+    let packages: Vec<String> = packages.into_iter().map(|(name, _)| name).collect();
     println!("release {version} of {} packages: {}", packages.len(), packages.join(" "));
     for open in open_points(&version)? {
         println!("before the release: {open}");
@@ -61,16 +64,39 @@ fn workspace_version(manifest: &str) -> Result<String, String> {
     line.map(|rest| rest.trim_end_matches('"').to_owned()).ok_or_else(|| "no version".to_owned())
 }
 
-/// Returns the names of the packages that are published.
-fn publishable() -> Result<Vec<String>, String> {
+/// Checks that the package has the texts of both licences, which each copy must contain.
+fn check_files(name: &str, folder: &str) -> Result<(), String> {
+    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        if read(&format!("{folder}/{licence}"))? != read(licence)? {
+            return Err(format!("{name}: {folder}/{licence} must be a link to {licence}"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the files exist to which a page of the root links. Cargo's registry shows the page,
+/// with links into the repository.
+fn check_links(page: &str, text: &str) -> Result<(), String> {
+    for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+        let is_local = !link.is_empty() && !link.contains("://");
+        if is_local && !project_root().join(link).exists() {
+            return Err(format!("{page} links to {link}, which does not exist"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the names of the packages that are published, each with its folder.
+fn publishable() -> Result<Vec<(String, String)>, String> {
     let manifest = read("Cargo.toml")?;
     let list = manifest.split("members = [").nth(1).and_then(|rest| rest.split(']').next());
     let mut names = Vec::new();
     for member in list.unwrap_or_default().split(',') {
-        let manifest = read(&format!("{}/Cargo.toml", member.trim().trim_matches('"')))?;
+        let folder = member.trim().trim_matches('"');
+        let manifest = read(&format!("{folder}/Cargo.toml"))?;
         let name = manifest.lines().find_map(|line| line.strip_prefix("name = \""));
         if let Some(name) = name.filter(|_| !manifest.contains("\npublish = false")) {
-            names.push(name.trim_end_matches('"').to_owned());
+            names.push((name.trim_end_matches('"').to_owned(), folder.to_owned()));
         }
     }
     Ok(names)
@@ -100,11 +126,20 @@ mod tests {
 
     #[test]
     fn the_published_packages_are_those_without_publish_false() {
-        let names = publishable().unwrap();
-        assert!(
-            ["sheaf-db", "sheaf-cli", "sheaf-platform"].iter().all(|name| names.contains(&(*name).into()))
-        );
-        assert!(["xtask", "sheaf-testkit"].iter().all(|name| !names.contains(&(*name).into())));
+        let packages = publishable().unwrap();
+        let has = |name: &&str| packages.iter().any(|package| package.0 == **name);
+        assert!(["sheaf-db", "sheaf-cli", "sheaf-platform"].iter().all(has));
+        assert!(!["xtask", "sheaf-testkit"].iter().any(has));
+        packages.iter().for_each(|(name, folder)| check_files(name, folder).unwrap());
+        check_files("xtask", "crates/xtask").unwrap_err();
         assert!(!workspace_version(&read("Cargo.toml").unwrap()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn links_of_a_page_refer_to_files() {
+        check_links("README.md", &read("README.md").unwrap()).unwrap();
+        check_links("page", "[a](docs/release.md#versions) [b](https://docs.rs/x) [c](#here)").unwrap();
+        let refused = check_links("page", "[a](docs/none.md)").unwrap_err();
+        assert!(refused.contains("docs/none.md"), "{refused}");
     }
 }

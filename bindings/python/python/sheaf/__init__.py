@@ -10,10 +10,12 @@
 """
 
 from ._batch import Batch
+from ._changes import ChangeCursor, ChangeRetention
 from ._database import Database, Snapshot, engine_options, engines, open, repair, restore
 from ._errors import (
     BusyError,
     CancelledError,
+    ChangesTooOldError,
     ClosedError,
     ConflictError,
     CorruptError,
@@ -57,7 +59,16 @@ from ._reports import (
     StallStats,
     VerifyReport,
 )
-from ._sheaf import MAX_BATCH, MAX_KEY, MAX_VALUE, CommitTicket, __version__
+from ._sheaf import (
+    MAX_BATCH,
+    MAX_KEY,
+    MAX_VALUE,
+    Change,
+    Changes,
+    Commit,
+    CommitTicket,
+    __version__,
+)
 from ._streams import ValueReader, ValueWriter
 from ._transaction import Transaction
 
@@ -69,7 +80,13 @@ __all__ = [
     "Batch",
     "BusyError",
     "CancelledError",
+    "Change",
+    "ChangeCursor",
+    "ChangeRetention",
+    "Changes",
+    "ChangesTooOldError",
     "ClosedError",
+    "Commit",
     "CommitTicket",
     "CompactionReport",
     "ConflictError",

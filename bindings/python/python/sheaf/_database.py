@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 from . import _reports, _sheaf
 from ._batch import Batch
+from ._changes import ChangeCursor, ChangeRetention
 from ._keyspace import Durability, Keyspace, SnapshotKeyspace
-from ._sheaf import RawDatabase, RawSnapshot
+from ._sheaf import Changes, RawDatabase, RawSnapshot
 from ._transaction import Transaction, transact
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
 StrPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress = Callable[[str, int, int], object]
@@ -169,6 +170,43 @@ class Database:
         """Return a snapshot of the newest state of all keyspaces."""
         return Snapshot(self._raw)
 
+    def changes(
+        self,
+        position: str | None = None,
+        *,
+        keyspaces: Iterable[str] = (),
+        prefixes: Iterable[Buffer] = (),
+        include_unsynced: bool = False,
+    ) -> Changes:
+        """Return the changes of all commits after ``position``, in commit order.
+
+        ``None`` begins with the oldest change that is retained. ``keyspaces`` and ``prefixes`` select
+        changes; empty ones select all. A commit is delivered when it is on the device, or, with
+        ``include_unsynced``, when it is visible. The database must retain changes
+        (``sheaf.open(retain_changes=...)``).
+        """
+        return Changes(self._raw, position, list(keyspaces), list(prefixes), include_unsynced)
+
+    def oldest_change(self) -> str:
+        """Return the position before the oldest change that is retained."""
+        return self._raw.oldest_change()
+
+    def newest_change(self) -> str:
+        """Return the position after the newest commit, when that is on the device."""
+        return self._raw.newest_change()
+
+    def change_cursor(self, name: str) -> ChangeCursor:
+        """Return the named cursor ``name``. A new one is before the oldest change that is retained."""
+        return ChangeCursor(self._raw, name)
+
+    def change_cursors(self) -> dict[str, str]:
+        """Return the positions of all named cursors by their names."""
+        return self._raw.change_cursors()
+
+    def remove_change_cursor(self, name: str) -> bool:
+        """Remove a named cursor. Return false if there is none of this name."""
+        return self._raw.remove_change_cursor(name)
+
     def sync(self) -> None:
         """Wait until all commits that were acknowledged before are on the device."""
         self._raw.sync()
@@ -242,6 +280,7 @@ def open(
     permissions: tuple[int, int] | None = None,
     on_stall: Callable[[str, str | None, float], object] | None = None,
     stall_threshold: float | None = None,
+    retain_changes: ChangeRetention | Literal[False] | None = None,
 ) -> Database:
     """Open the database in the directory ``path``, and create it if it is missing.
 
@@ -259,7 +298,12 @@ def open(
     :param permissions: Modes of files and directories, for example ``(0o640, 0o750)``.
     :param on_stall: Called with kind, keyspace and seconds after each long wait of a writer.
     :param stall_threshold: Shortest wait in seconds that ``on_stall`` reports. Default: 0.01.
+    :param retain_changes: Changes that the database retains for :meth:`Database.changes`. The setting
+        is stored; False ends the retention.
     """
+    retention: object = retain_changes
+    if isinstance(retain_changes, ChangeRetention):
+        retention = (retain_changes.bytes, retain_changes.seconds, retain_changes.until_cursors_pass)
     options: dict[str, object] = {
         "create": create,
         "read_only": read_only,
@@ -274,6 +318,7 @@ def open(
         "permissions": permissions,
         "on_stall": on_stall,
         "stall_threshold": stall_threshold,
+        "retain_changes": retention,
     }
     return Database(path, options)
 

@@ -169,6 +169,16 @@ class BusyError(Error):
     waiting_for: str
 
 
+class ChangesTooOldError(Error):
+    """The changes after commit ``position`` are no longer retained; those after ``oldest`` are.
+
+    Copy a snapshot, and continue from its position.
+    """
+
+    position: int
+    oldest: int
+
+
 class ReadOnlyError(Error):
     """The database was opened for reading only."""
 

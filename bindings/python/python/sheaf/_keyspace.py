@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import _reports
 from ._batch import Batch
-from ._sheaf import RawKeyspace, RawSnapshotKeyspace, Scan
+from ._sheaf import RawKeyspace, RawSnapshotKeyspace, RawSpace, Scan
 from ._streams import ValueReader, ValueWriter
 
 if TYPE_CHECKING:
@@ -125,12 +125,8 @@ class Values(ValuesView[bytes]):
         return any(found == value for found in self)
 
 
-class Keyspace(RawKeyspace, MutableMapping[bytes, bytes]):
-    """Ordered or unordered map from bytes to bytes, made by :meth:`Database.keyspace`.
-
-    Keys have 0 to 65,535 bytes, values 0 to 4 GiB - 1. Ordered engines sort keys as unsigned
-    bytes. Reads see the newest committed state; iterators and snapshots see one fixed state.
-    """
+class _Space(RawSpace, Mapping[bytes, bytes]):
+    """Views and file objects of a keyspace of the database or of a snapshot."""
 
     __slots__ = ()
 
@@ -166,6 +162,30 @@ class Keyspace(RawKeyspace, MutableMapping[bytes, bytes]):
     ) -> Values:
         """Return a view of the values of a range; :meth:`keys` describes the range."""
         return Values(self, _Range(start, stop, prefix, reverse))
+
+    def reader(self, key: Buffer, *, buffer_size: int = 1 << 16) -> io.BufferedReader | None:
+        """Return a binary file with the value, or ``None``. Large values are read in parts."""
+        raw = self.raw_reader(key)
+        return None if raw is None else io.BufferedReader(ValueReader(raw), buffer_size)
+
+    def __reversed__(self) -> Iterator[bytes]:
+        return self.scan(_KEYS, None, None, None, True)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+
+class Keyspace(RawKeyspace, _Space, MutableMapping[bytes, bytes]):
+    """Ordered or unordered map from bytes to bytes, made by :meth:`Database.keyspace`.
+
+    Keys have 0 to 65,535 bytes, values 0 to 4 GiB - 1. Ordered engines sort keys as unsigned
+    bytes. Reads see the newest committed state; iterators and snapshots see one fixed state.
+    """
+
+    __slots__ = ()
 
     def popitem(self) -> tuple[bytes, bytes]:
         """Remove and return the pair with the largest key; raise ``KeyError`` if there is none."""
@@ -185,11 +205,6 @@ class Keyspace(RawKeyspace, MutableMapping[bytes, bytes]):
         """Return a batch with ``batch[key] = value`` and ``del batch[key]`` for this keyspace."""
         return Batch(self, True, durability)
 
-    def reader(self, key: Buffer, *, buffer_size: int = 1 << 16) -> io.BufferedReader | None:
-        """Return a binary file with the value, or ``None``. Large values are read in parts."""
-        raw = self.raw_reader(key)
-        return None if raw is None else io.BufferedReader(ValueReader(raw), buffer_size)
-
     def writer(self, key: Buffer, *, durability: Durability | None = None) -> ValueWriter:
         """Return a binary file whose bytes become the value of ``key`` when it is closed."""
         return ValueWriter(self.raw_writer(key), durability)
@@ -202,73 +217,14 @@ class Keyspace(RawKeyspace, MutableMapping[bytes, bytes]):
         """Write the pairs in the order of their keys, where the engine profits from it."""
         return _reports.CompactionReport(**self.raw_compact())
 
-    def __reversed__(self) -> Iterator[bytes]:
-        return self.scan(_KEYS, None, None, None, True)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)
-
     def __repr__(self) -> str:
         return f"<sheaf.Keyspace {self.name!r} ({self.engine})>"
 
 
-class SnapshotKeyspace(RawSnapshotKeyspace, Mapping[bytes, bytes]):
+class SnapshotKeyspace(RawSnapshotKeyspace, _Space):
     """Keyspace as of the commit of a snapshot."""
 
     __slots__ = ()
 
-    def keys(
-        self,
-        *,
-        start: Buffer | None = None,
-        stop: Buffer | None = None,
-        prefix: Buffer | None = None,
-        reverse: bool = False,
-    ) -> Keys:
-        """Return a view of the keys from ``start`` to ``stop`` (excluded) that begin with ``prefix``."""
-        return Keys(self, _Range(start, stop, prefix, reverse))
-
-    def items(
-        self,
-        *,
-        start: Buffer | None = None,
-        stop: Buffer | None = None,
-        prefix: Buffer | None = None,
-        reverse: bool = False,
-    ) -> Items:
-        """Return a view of the pairs of a range; :meth:`keys` describes the range."""
-        return Items(self, _Range(start, stop, prefix, reverse))
-
-    def values(
-        self,
-        *,
-        start: Buffer | None = None,
-        stop: Buffer | None = None,
-        prefix: Buffer | None = None,
-        reverse: bool = False,
-    ) -> Values:
-        """Return a view of the values of a range; :meth:`keys` describes the range."""
-        return Values(self, _Range(start, stop, prefix, reverse))
-
-    def reader(self, key: Buffer, *, buffer_size: int = 1 << 16) -> io.BufferedReader | None:
-        """Return a binary file with the value, or ``None``."""
-        raw = self.raw_reader(key)
-        return None if raw is None else io.BufferedReader(ValueReader(raw), buffer_size)
-
-    def __reversed__(self) -> Iterator[bytes]:
-        return self.scan(_KEYS, None, None, None, True)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)
-
     def __repr__(self) -> str:
         return f"<sheaf.SnapshotKeyspace {self.name!r}>"
-
-
-_Space = Keyspace | SnapshotKeyspace

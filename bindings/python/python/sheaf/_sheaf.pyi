@@ -43,6 +43,103 @@ class CommitTicket:
     def wait_durable(self) -> None: ...
 
 @final
+class Changes:
+    """Changes after a position, commit by commit.
+
+    An iterator: waits for the next commit, and ends when the database is closed.
+    """
+
+    def __new__(
+        cls,
+        database: RawDatabase,
+        position: str | None,
+        keyspaces: list[str],
+        prefixes: list[Buffer],
+        include_unsynced: bool,
+    ) -> Self: ...
+    @property
+    def position(self) -> str:
+        """Position after all commits that were returned or filtered out."""
+    def next(self, timeout: float | None = None) -> Commit | None:
+        """Return the next commit, or ``None`` if there is none within ``timeout`` seconds."""
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Commit: ...
+    def close(self) -> None:
+        """Free the feed. Further calls raise ``ClosedError``."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *arguments: object) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class Commit:
+    """All changes of one commit."""
+
+    @property
+    def position(self) -> str:
+        """Position after the commit."""
+    @property
+    def seq(self) -> int:
+        """Number of the commit."""
+    @property
+    def changes(self) -> list[Change]:
+        """The changes, in the order of the batch."""
+
+@final
+class Change:
+    """One change of a commit."""
+
+    @property
+    def keyspace(self) -> str:
+        """Name of the keyspace."""
+    @property
+    def kind(
+        self,
+    ) -> Literal[
+        "put",
+        "removed",
+        "range_removed",
+        "expired",
+        "created",
+        "cleared",
+        "loaded",
+        "converted",
+        "dropped",
+        "other",
+    ]:
+        """Kind of the change."""
+    @property
+    def key(self) -> bytes | None:
+        """Key of the change, or first key of a removed range; ``None`` for a change of a keyspace."""
+    @property
+    def end(self) -> bytes | None:
+        """Key after a removed range; ``None`` if the range has no end."""
+    @property
+    def size(self) -> int | None:
+        """Length of the value of a put in bytes."""
+    @property
+    def expires_at(self) -> float | None:
+        """Seconds since 1970 at which the pair expires, if it does."""
+    @property
+    def engine(self) -> str | None:
+        """Engine of a keyspace that was created, loaded or converted."""
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of this keyspace that differ from the defaults."""
+    def read(self) -> bytes | None:
+        """Return the value of a put, and ``None`` for other kinds. Read a large value from its file."""
+    def __reduce__(self) -> NoReturn: ...
+
+class RawChangeCursor:
+    def __new__(cls, database: RawDatabase, name: str) -> Self: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def position(self) -> str:
+        """Position that was committed last."""
+    def commit(self, position: str) -> None:
+        """Move the cursor to a position, durably."""
+
+@final
 class RawReader:
     def __len__(self) -> int: ...
     def read_into(self, offset: int, target: Buffer) -> int: ...
@@ -68,6 +165,10 @@ class RawDatabase:
     def seq(self) -> int: ...
     def keyspaces(self) -> list[tuple[str, str, str | None]]: ...
     def drop_keyspace(self, name: str) -> bool: ...
+    def oldest_change(self) -> str: ...
+    def newest_change(self) -> str: ...
+    def change_cursors(self) -> dict[str, str]: ...
+    def remove_change_cursor(self, name: str) -> bool: ...
     def sync(self) -> None: ...
     def quiesce(self) -> None: ...
     def raw_stats(self) -> dict[str, Any]: ...
@@ -93,6 +194,14 @@ class RawBatch:
         """Add the insertion of a pair."""
     def remove(self, keyspace: RawKeyspace, key: Buffer) -> None:
         """Add the removal of a key."""
+    def remove_range(
+        self,
+        keyspace: RawKeyspace,
+        start: Buffer | None = None,
+        stop: Buffer | None = None,
+        prefix: Buffer | None = None,
+    ) -> None:
+        """Add the removal of all keys of a range. It also removes earlier changes of this batch."""
     def expect_value(self, keyspace: RawKeyspace, key: Buffer, value: Buffer | None) -> None:
         """Add an expectation: the commit fails with ``ConflictError`` if the key has another value."""
     def __setitem__(self, key: Buffer, value: Buffer) -> None: ...
@@ -125,6 +234,14 @@ class RawTransaction:
         """Set a key to a value."""
     def remove(self, keyspace: RawKeyspace, key: Buffer) -> None:
         """Remove a key. A missing key is no error."""
+    def remove_range(
+        self,
+        keyspace: RawKeyspace,
+        start: Buffer | None = None,
+        stop: Buffer | None = None,
+        prefix: Buffer | None = None,
+    ) -> None:
+        """Remove all keys of a range."""
     def scan(
         self,
         keyspace: RawKeyspace,
@@ -149,7 +266,38 @@ class RawTransaction:
         """Commit like ``submit``, and wait for the durability."""
     def __reduce__(self) -> NoReturn: ...
 
-class RawKeyspace:
+class RawSpace:
+    @overload
+    def get(self, key: Buffer, default: None = None, /) -> bytes | None: ...
+    @overload
+    def get(self, key: Buffer, default: bytes | _Default, /) -> bytes | _Default: ...
+    def view(self, key: Buffer) -> memoryview | None:
+        """Return the value as a read-only memoryview that keeps it alive, or ``None``."""
+    def get_many(self, keys: Iterable[Buffer]) -> list[bytes | None]:
+        """Return the values of many keys, in the order of the keys; ``None`` for a missing key."""
+    def get_range(self, key: Buffer, start: int = 0, stop: int | None = None) -> bytes | None:
+        """Return a part of a value, or ``None``."""
+    def first(self) -> tuple[bytes, bytes] | None: ...
+    def last(self) -> tuple[bytes, bytes] | None: ...
+    def scan(
+        self,
+        part: int,
+        start: Buffer | None,
+        stop: Buffer | None,
+        prefix: Buffer | None,
+        reverse: bool,
+        include_start: bool = True,
+        include_stop: bool = False,
+    ) -> Scan[Any]: ...
+    def raw_reader(self, key: Buffer) -> RawReader | None: ...
+    def __getitem__(self, key: Buffer) -> bytes: ...
+    def __contains__(self, key: object) -> bool: ...
+    def __iter__(self) -> Iterator[bytes]: ...
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __reduce__(self) -> NoReturn: ...
+
+class RawKeyspace(RawSpace):
     def __new__(
         cls,
         database: RawDatabase,
@@ -166,20 +314,8 @@ class RawKeyspace:
     def options(self) -> dict[str, int]: ...
     @property
     def is_ordered(self) -> bool: ...
-    @overload
-    def get(self, key: Buffer, default: None = None, /) -> bytes | None: ...
-    @overload
-    def get(self, key: Buffer, default: bytes | _Default, /) -> bytes | _Default: ...
-    def view(self, key: Buffer) -> memoryview | None:
-        """Return the value as a read-only memoryview that keeps it alive, or ``None``."""
-    def get_many(self, keys: Iterable[Buffer]) -> list[bytes | None]:
-        """Return the values of many keys, in the order of the keys; ``None`` for a missing key."""
-    def get_range(self, key: Buffer, start: int = 0, stop: int | None = None) -> bytes | None:
-        """Return a part of a value, or ``None``."""
     def size_of(self, key: Buffer) -> int | None:
         """Return the length of a value in bytes without reading it, or ``None``."""
-    def first(self) -> tuple[bytes, bytes] | None: ...
-    def last(self) -> tuple[bytes, bytes] | None: ...
     def pop_first(self) -> tuple[bytes, bytes] | None: ...
     def pop_last(self) -> tuple[bytes, bytes] | None: ...
     def insert(self, key: Buffer, value: Buffer, durability: _Durability | None = None) -> None:
@@ -211,61 +347,22 @@ class RawKeyspace:
     @overload
     def pop(self, key: Buffer, default: bytes | _Default, /) -> bytes | _Default: ...
     def insert_groups(self, pairs: Iterable[tuple[Buffer, Buffer]]) -> None: ...
-    def scan(
-        self,
-        part: int,
-        start: Buffer | None,
-        stop: Buffer | None,
-        prefix: Buffer | None,
-        reverse: bool,
-        include_start: bool = True,
-        include_stop: bool = False,
-    ) -> Scan[Any]: ...
-    def raw_reader(self, key: Buffer) -> RawReader | None: ...
     def raw_writer(self, key: Buffer) -> RawWriter: ...
     def raw_compact(self) -> dict[str, Any]: ...
     def raw_stats(self) -> dict[str, Any]: ...
-    def __getitem__(self, key: Buffer) -> bytes: ...
     def __setitem__(self, key: Buffer, value: Buffer) -> None: ...
     def __delitem__(self, key: Buffer) -> None: ...
-    def __contains__(self, key: object) -> bool: ...
-    def __iter__(self) -> Iterator[bytes]: ...
-    def __len__(self) -> int: ...
-    def __bool__(self) -> bool: ...
 
 class RawSnapshot:
     def __new__(cls, database: RawDatabase) -> Self: ...
     @property
     def seq(self) -> int: ...
     def keyspaces(self) -> list[str]: ...
+    def change_position(self) -> str:
+        """Return the position in the change feed after the newest commit of the snapshot."""
     def close(self) -> None: ...
 
-class RawSnapshotKeyspace:
+class RawSnapshotKeyspace(RawSpace):
     def __new__(cls, snapshot: RawSnapshot, name: str) -> Self: ...
     @property
     def name(self) -> str: ...
-    @overload
-    def get(self, key: Buffer, default: None = None, /) -> bytes | None: ...
-    @overload
-    def get(self, key: Buffer, default: bytes | _Default, /) -> bytes | _Default: ...
-    def view(self, key: Buffer) -> memoryview | None: ...
-    def get_many(self, keys: Iterable[Buffer]) -> list[bytes | None]: ...
-    def get_range(self, key: Buffer, start: int = 0, stop: int | None = None) -> bytes | None: ...
-    def first(self) -> tuple[bytes, bytes] | None: ...
-    def last(self) -> tuple[bytes, bytes] | None: ...
-    def scan(
-        self,
-        part: int,
-        start: Buffer | None,
-        stop: Buffer | None,
-        prefix: Buffer | None,
-        reverse: bool,
-        include_start: bool = True,
-        include_stop: bool = False,
-    ) -> Scan[Any]: ...
-    def raw_reader(self, key: Buffer) -> RawReader | None: ...
-    def __getitem__(self, key: Buffer) -> bytes: ...
-    def __contains__(self, key: object) -> bool: ...
-    def __iter__(self) -> Iterator[bytes]: ...
-    def __len__(self) -> int: ...
-    def __bool__(self) -> bool: ...

@@ -212,6 +212,16 @@ class AsyncBatch:
         """Add the removal of a key."""
         self._batch.remove(keyspace.sync, key)
 
+    def remove_range(
+        self,
+        keyspace: AsyncKeyspace,
+        start: Buffer | None = None,
+        stop: Buffer | None = None,
+        prefix: Buffer | None = None,
+    ) -> None:
+        """Add the removal of all keys of a range."""
+        self._batch.remove_range(keyspace.sync, start, stop, prefix)
+
     def expect_value(self, keyspace: AsyncKeyspace, key: Buffer, value: Buffer | None) -> None:
         """Add an expectation."""
         self._batch.expect_value(keyspace.sync, key, value)

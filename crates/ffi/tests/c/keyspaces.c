@@ -91,8 +91,9 @@ static void test_single_keys(sheaf_db *db, sheaf_keyspace *users) {
     OK(sheaf_insert(users, sheaf_bytes_of(&letter, 1), sheaf_str("v"), &error));
   }
   sheaf_bytes start = sheaf_str("b"), end = sheaf_str("d");
-  OK(sheaf_remove_range(users, &start, &end, &count, &error));
-  CHECK(count == 2);
+  OK(sheaf_remove_range(users, &start, &end, &error));
+  OK(sheaf_len(users, &count, &error));
+  CHECK(count == 25);
   sheaf_iter *iter;
   OK(sheaf_keys(users, &iter, &error));
   OK(sheaf_iter_next(iter, &start, &end, &error));
@@ -125,6 +126,18 @@ static void test_batches(sheaf_db *db, sheaf_keyspace *users) {
   OK(sheaf_batch_submit(batch, &ticket, &error));
   OK(sheaf_ticket_wait(ticket, &error));
   sheaf_ticket_free(ticket);
+  sheaf_bytes start = sheaf_str("r"), end = sheaf_str("s");
+  OK(sheaf_batch_insert(batch, users, sheaf_str("r1"), sheaf_str("1"), &error));
+  OK(sheaf_batch_remove_range(batch, users, &start, &end, &error));
+  OK(sheaf_batch_insert(batch, users, sheaf_str("r2"), sheaf_str("1"), &error));
+  OK(sheaf_batch_commit(batch, &error));
+  EXPECT(SHEAF_NOT_FOUND, sheaf_contains_key(users, sheaf_str("r1"), &error));
+  OK(sheaf_contains_key(users, sheaf_str("r2"), &error));
+  OK(sheaf_batch_insert(other, users, sheaf_str("x"), sheaf_str("1"), &error));
+  OK(sheaf_batch_remove_range(batch, users, NULL, NULL, &error));
+  OK(sheaf_batch_append(batch, other, &error));
+  OK(sheaf_batch_commit(batch, &error));
+  EXPECT(SHEAF_NOT_FOUND, sheaf_contains_key(users, sheaf_str("r2"), &error));
   sheaf_batch_free(batch);
   sheaf_batch_free(other);
   EXPECT(SHEAF_NOT_FOUND, sheaf_contains_key(users, sheaf_str("y"), &error));
@@ -202,6 +215,8 @@ static void test_transactions(sheaf_db *db, sheaf_keyspace *users) {
   /* A transaction that is freed changes nothing. */
   OK(sheaf_db_transaction(db, &transaction, &error));
   OK(sheaf_transaction_insert(transaction, users, sheaf_str("t6"), sheaf_str("6"), &error));
+  OK(sheaf_transaction_remove_range(transaction, users, &start, NULL, &error));
+  EXPECT(SHEAF_NOT_FOUND, sheaf_transaction_get(transaction, users, sheaf_str("t6"), &value, &error));
   sheaf_transaction_free(transaction);
   EXPECT(SHEAF_NOT_FOUND, sheaf_contains_key(users, sheaf_str("t6"), &error));
   const char *left[] = {"t0", "t1", "t3", "t4", "t9"};
