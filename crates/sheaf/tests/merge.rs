@@ -1,6 +1,7 @@
 //! # Merge: values that an operator computes from operands, with every engine
 
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, reason = "compares with the clock that the database uses")]
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -93,7 +94,7 @@ fn check_merged_values_are_those_of_the_operators(engine: &str, path: &Path) {
             "append" => b"bbaca".to_vec(),
             "max" => b"ca".to_vec(),
             "min" => b"a".to_vec(),
-            "or" => vec![b'b' | b'a' | b'c', b'b' | b'a'],
+            "or" => vec![b'c', b'c'], // each bit of 'a' and 'b',
             _ => encode_set(["", "a", "b", "c"]),
         };
         assert_eq!(get(&ks, "k"), Some(expected.clone()), "{operator}");

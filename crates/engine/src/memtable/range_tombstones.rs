@@ -25,7 +25,7 @@
 //! A lookup costs one load if there are no tombstones, else O(log n) for n pieces. Adding a range
 //! copies the list of pointers to the pieces.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use smallvec::{SmallVec, smallvec};
 
@@ -85,25 +85,27 @@ impl RangePiece {
     }
 }
 
-/// Range tombstones of a memtable.
-#[derive(Debug)]
+/// Range tombstones of a memtable. Allocates nothing before the first one.
+#[derive(Debug, Default)]
 pub struct RangeTombstones {
     /// Seq of the newest tombstone; zero if there are none.
     newest: AtomicU64,
+    list: OnceLock<Box<PieceList>>,
+}
+
+/// Pieces of the range tombstones.
+#[derive(Debug)]
+struct PieceList {
     /// Estimated bytes of the pieces.
     bytes: AtomicU64,
     adding: Mutex<()>,
     pieces: Published<Vec<Arc<RangePiece>>>,
 }
 
-impl Default for RangeTombstones {
-    fn default() -> RangeTombstones {
-        RangeTombstones {
-            newest: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            adding: Mutex::new(()),
-            pieces: Published::new(Vec::new()),
-        }
+impl PieceList {
+    fn new() -> Box<PieceList> {
+        let (bytes, adding) = (AtomicU64::new(0), Mutex::new(()));
+        Box::new(PieceList { bytes, adding, pieces: Published::new(Vec::new()) })
     }
 }
 
@@ -125,13 +127,13 @@ impl RangeTombstones {
     /// Returns the estimated memory in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.list.get().map_or(0, |list| list.bytes.load(Ordering::Relaxed))
     }
 
     /// Returns the pieces.
     #[must_use]
     pub fn pieces<'g>(&'g self, guard: &'g Guard) -> &'g [Arc<RangePiece>] {
-        self.pieces.load(guard)
+        self.list.get().map_or(&[], |list| list.pieces.load(guard))
     }
 
     /// Returns true if the memtable should be flushed to apply the tombstones: the keyspace is
@@ -212,9 +214,10 @@ impl RangeTombstones {
         views: &Views,
         guard: &Guard,
     ) -> (u64, u64) {
-        let _one = self.adding.lock();
+        let list = self.list.get_or_init(PieceList::new);
+        let _one = list.adding.lock();
         let mut bytes = 0;
-        self.pieces.replace(guard, |pieces| {
+        list.pieces.replace(guard, |pieces| {
             let next = added(pieces, first, end, seq, views);
             let of = |piece: &Arc<RangePiece>| {
                 PIECE_OVERHEAD + (piece.first.len() + piece.end.as_ref().map_or(0, |end| end.len())) as u64
@@ -222,7 +225,7 @@ impl RangeTombstones {
             bytes = next.iter().map(of).sum();
             next
         });
-        let before = self.bytes.swap(bytes, Ordering::Relaxed);
+        let before = list.bytes.swap(bytes, Ordering::Relaxed);
         self.newest.fetch_max(seq.0, Ordering::Release); // (I2)
         (before, bytes)
     }

@@ -18,7 +18,7 @@ pub(super) struct MergedEntry<'b> {
 }
 
 impl Batch {
-    /// Computes the value of each key whose last operation is a merge, by its entry.
+    /// Computes the value of each key that a merge changes last, by its entry.
     pub(super) fn merge_entries(&self, resolved: &ResolvedBatch) -> Result<HashMap<usize, MergedEntry<'_>>> {
         let mut merged = HashMap::with_capacity(resolved.merges.len());
         for &(last, state) in &resolved.order {

@@ -2,8 +2,8 @@
 //!
 //! The methods are grouped by role, each group in a file: `read`, `range`, `write`, `update`
 //! (compare and swap), `conditional` (insert if absent, take the first or last pair), `expiry`,
-//! `merge`, and `maintenance` (statistics and compaction). This file has the handle and the properties of the
-//! keyspace.
+//! `merge`, and `maintenance` (statistics and compaction). This file has the handle and the
+//! properties of the keyspace.
 //!
 //! A clear, a replacement or a conversion drops the state of a keyspace and creates a successor.
 //! The handle moves to the successor at the next call.

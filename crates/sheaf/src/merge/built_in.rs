@@ -29,9 +29,9 @@ pub(super) fn operator(name: &str) -> Option<&'static dyn MergeOperator> {
 }
 
 fn add(_key: &[u8], present: Option<&[u8]>, operand: &[u8]) -> Merged {
-    let number = |what: &str, bytes: &[u8]| match bytes.try_into() {
+    let number = |part: &str, bytes: &[u8]| match bytes.try_into() {
         Ok(bytes) => Ok(u64::from_le_bytes(bytes)),
-        Err(_) => Err(MergeRefusal::new(format!("the {what} has {} bytes; it must have 8", bytes.len()))),
+        Err(_) => Err(MergeRefusal::new(format!("the {part} has {} bytes; it must have 8", bytes.len()))),
     };
     let present = present.map_or(Ok(0), |present| number("value", present))?;
     Ok(present.wrapping_add(number("operand", operand)?).to_le_bytes().to_vec())

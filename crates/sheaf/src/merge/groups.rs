@@ -236,7 +236,7 @@ fn lead(slot: &MergeSlot, own: &Arc<MergeGroup>, keyspace: &Keyspace, key: &[u8]
                     result = Err(error);
                 }
             }
-            // The member whose operand made the operator panic gets the panic.
+            // The caller of the operand that made the operator panic gets the panic.
             Err(_) => leader.complete(None),
         }
     }

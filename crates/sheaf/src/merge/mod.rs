@@ -201,7 +201,7 @@ impl NamedOperator<'_> {
         self.operator.merge(key, present, operand)
     }
 
-    /// Returns the error of a call whose operand was refused.
+    /// Returns the error of a call with a refused operand.
     pub(crate) fn refused(&self, refusal: &MergeRefusal) -> Error {
         let reason = format!(
             "the merge operator {:?} of keyspace {:?} refused it: {refusal}",
@@ -228,7 +228,8 @@ pub(crate) fn read_base<'k>(store: &Store, state: &KeyspaceState, key: &'k [u8])
         true => match state.expires_at(ReadPoint::LATEST, key)? {
             Some(Some(time)) => Expires::At(time),
             Some(None) => Expires::Never,
-            None => return Ok(MergeBase { expect, value: None, expires: Expires::Default }), // just expired
+            // The pair has just expired.
+            None => return Ok(MergeBase { expect, value: None, expires: Expires::Default }),
         },
         false => Expires::Default,
     };

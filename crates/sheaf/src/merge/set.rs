@@ -64,8 +64,8 @@ fn encode(sorted: &[&[u8]]) -> Vec<u8> {
 
 /// Operator `union`.
 pub(super) fn union(_key: &[u8], present: Option<&[u8]>, operand: &[u8]) -> Result<Vec<u8>, MergeRefusal> {
-    let elements = |what: &str, set| {
-        decode_set(set).ok_or_else(|| MergeRefusal::new(format!("the {what} is not an encoded set")))
+    let elements = |part: &str, set| {
+        decode_set(set).ok_or_else(|| MergeRefusal::new(format!("the {part} is not an encoded set")))
     };
     let mut all = elements("value", present.unwrap_or_default())?;
     all.extend(elements("operand", operand)?);

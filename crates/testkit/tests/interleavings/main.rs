@@ -12,6 +12,7 @@ mod committing;
 mod converting;
 mod copying;
 mod creating;
+mod merging;
 mod opening;
 mod range_removal;
 mod reading;

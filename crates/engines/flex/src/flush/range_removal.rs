@@ -40,7 +40,7 @@ use crate::index::{EngineState, Interval, SparseIndex};
 const MAX_DROPPED: usize = 4096;
 
 /// Progress of the removals of a frozen memtable.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RangeProgress {
     /// Number of the memtable.
     memtable: u32,
@@ -62,10 +62,12 @@ impl FlexEngine {
         if frozen.ranges().is_empty() {
             return Ok(false);
         }
-        if table.range_progress.memtable != frozen.number {
-            table.range_progress = RangeProgress { memtable: frozen.number, next: Some(Vec::new()) };
-        }
-        let Some(from) = table.range_progress.next.clone() else { return Ok(false) };
+        let begun = table.range_progress.as_ref().filter(|progress| progress.memtable == frozen.number);
+        let from = match begun {
+            Some(progress) => progress.next.clone(),
+            None => Some(Vec::new()),
+        };
+        let Some(from) = from else { return Ok(false) };
         let mut most = self.sizes.step_changes;
         loop {
             let mut plan = IntervalPlan::default();
@@ -75,7 +77,7 @@ impl FlexEngine {
                 done => {
                     done?;
                     self.retire_blobs(&plan.dead_blobs);
-                    table.range_progress.next = next;
+                    table.range_progress = Some(Box::new(RangeProgress { memtable: frozen.number, next }));
                     return Ok(true);
                 }
             }

@@ -150,8 +150,8 @@ pub(crate) struct IntervalTable {
     pub(crate) blobs: HashSet<u64>,
     /// The last key of the frozen memtable that was flushed.
     pub(crate) progress: Option<Vec<u8>>,
-    /// Progress of the removals of ranges (`flush/range_removal.rs`).
-    pub(crate) range_progress: RangeProgress,
+    /// Progress of the last removals of ranges (`flush/range_removal.rs`).
+    pub(crate) range_progress: Option<Box<RangeProgress>>,
     /// Key at which the sweep in progress continues (`flush/sweep.rs`).
     pub(crate) sweep: Option<Vec<u8>>,
     /// Records of a frozen memtable that stay in memory (`image/mod.rs`).
@@ -196,7 +196,7 @@ impl IntervalTable {
             min_mark: 0,
             blobs: HashSet::new(),
             progress: None,
-            range_progress: RangeProgress::default(),
+            range_progress: None,
             sweep: None,
             retained: RetainedRecords::default(),
             views: Views::default(),
@@ -512,7 +512,7 @@ impl IntervalTable {
     pub(crate) fn reset(&mut self) {
         (self.tree, self.progress, self.retained) =
             (ShiftTree::new(Interval::NONE), None, RetainedRecords::default());
-        (self.sweep, self.range_progress) = (None, RangeProgress::default());
+        (self.sweep, self.range_progress) = (None, None);
         (self.blobs, self.spare_buffers) = (HashSet::new(), Default::default());
         // Readers may hold buffers of the old account for a while.
         self.space_memory = Arc::new(Memory::new(u64::MAX));
