@@ -87,15 +87,13 @@ impl RangePiece {
 
 /// Range tombstones of a memtable. Allocates nothing before the first one.
 #[derive(Debug, Default)]
-pub struct RangeTombstones {
-    /// Seq of the newest tombstone; zero if there are none.
-    newest: AtomicU64,
-    list: OnceLock<Box<PieceList>>,
-}
+pub struct RangeTombstones(OnceLock<Box<PieceList>>);
 
 /// Pieces of the range tombstones.
 #[derive(Debug)]
 struct PieceList {
+    /// Seq of the newest tombstone; zero while the first one is added.
+    newest: AtomicU64,
     /// Estimated bytes of the pieces.
     bytes: AtomicU64,
     adding: Mutex<()>,
@@ -104,8 +102,8 @@ struct PieceList {
 
 impl PieceList {
     fn new() -> Box<PieceList> {
-        let (bytes, adding) = (AtomicU64::new(0), Mutex::new(()));
-        Box::new(PieceList { bytes, adding, pieces: Published::new(Vec::new()) })
+        let (newest, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Box::new(PieceList { newest, bytes, adding: Mutex::new(()), pieces: Published::new(Vec::new()) })
     }
 }
 
@@ -114,26 +112,26 @@ impl RangeTombstones {
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.newest.load(Ordering::Acquire) == 0
+        self.newest() == Seq::ZERO
     }
 
     /// Returns the seq of the newest tombstone. Returns zero if there are none.
     #[inline]
     #[must_use]
     pub fn newest(&self) -> Seq {
-        Seq(self.newest.load(Ordering::Acquire))
+        self.0.get().map_or(Seq::ZERO, |list| Seq(list.newest.load(Ordering::Acquire)))
     }
 
     /// Returns the estimated memory in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.list.get().map_or(0, |list| list.bytes.load(Ordering::Relaxed))
+        self.0.get().map_or(0, |list| list.bytes.load(Ordering::Relaxed))
     }
 
     /// Returns the pieces.
     #[must_use]
     pub fn pieces<'g>(&'g self, guard: &'g Guard) -> &'g [Arc<RangePiece>] {
-        self.list.get().map_or(&[], |list| list.pieces.load(guard))
+        self.0.get().map_or(&[], |list| list.pieces.load(guard))
     }
 
     /// Returns true if the memtable should be flushed to apply the tombstones: the keyspace is
@@ -214,7 +212,7 @@ impl RangeTombstones {
         views: &Views,
         guard: &Guard,
     ) -> (u64, u64) {
-        let list = self.list.get_or_init(PieceList::new);
+        let list = self.0.get_or_init(PieceList::new);
         let _one = list.adding.lock();
         let mut bytes = 0;
         list.pieces.replace(guard, |pieces| {
@@ -226,7 +224,7 @@ impl RangeTombstones {
             next
         });
         let before = list.bytes.swap(bytes, Ordering::Relaxed);
-        self.newest.fetch_max(seq.0, Ordering::Release); // (I2)
+        list.newest.fetch_max(seq.0, Ordering::Release); // (I2)
         (before, bytes)
     }
 }

@@ -67,7 +67,7 @@ fn two_logs_cut_at_different_places_never_mix_old_and_new_commits() {
     let report = survives(
         &steps,
         &ExplorePlan {
-            second_crash_rate: 30,
+            second_crash_rate: 12,
             second_crash_subsets: 8,
             max_seconds: 30.0,
             ..ExplorePlan::default()

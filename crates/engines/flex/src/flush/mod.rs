@@ -76,7 +76,7 @@ impl FlexEngine {
             false => self.flush_some(&mut table, state, frozen, views, guard)?,
         };
         let is_done = last.is_none() && !removes;
-        table.progress = last;
+        table.progress = last.map(Vec::into_boxed_slice);
         if is_done {
             table.value_prefetch.clear();
             self.sweep_due.store(true, Ordering::Relaxed);

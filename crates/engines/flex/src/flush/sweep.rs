@@ -45,7 +45,7 @@ impl FlexEngine {
     pub(crate) fn sweep(&self, views: &Views) -> Result<bool> {
         let mut table = self.table.lock();
         if self.sweep_due.swap(false, Ordering::Relaxed) {
-            table.sweep = Some(Vec::new());
+            table.sweep = Some(Box::default());
         }
         // A view may pin many versions; its release makes a new sweep due.
         if table.sweep.is_none() || table.space.is_none() || !views.is_empty() || !self.is_frozen_flushed() {
@@ -62,7 +62,7 @@ impl FlexEngine {
                 Err(Error::TooLarge { .. }) if most > 1 => most /= 2,
                 Err(Error::NoSpace { .. }) => return Ok(false), // a later sweep may find room
                 next => {
-                    table.sweep = next?;
+                    table.sweep = next?.map(Vec::into_boxed_slice);
                     return Ok(table.sweep.is_some());
                 }
             }

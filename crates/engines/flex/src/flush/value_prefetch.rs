@@ -55,7 +55,7 @@ pub(crate) struct ValuePrefetch {
     items: Vec<PrefetchedValue>,
     bytes: Vec<u8>,
     /// Last key of those changes; `None` if they include all that are left.
-    last_key: Option<Vec<u8>>,
+    last_key: Option<Box<[u8]>>,
     /// Bytes that the budget counts.
     accounted_bytes: AtomicU64,
 }
@@ -135,7 +135,7 @@ impl ValuePrefetch {
             let framed = words.filter(|word| !word.is_blob() && word.address().is_some());
             self.items.extend(framed.map(|word| (word.bits(), 0)));
             if self.items.len() >= most {
-                self.last_key = Some(last.to_vec());
+                self.last_key = Some(last.into());
                 return;
             }
         }

@@ -149,11 +149,11 @@ pub(crate) struct IntervalTable {
     /// Blobs that the space refers to.
     pub(crate) blobs: HashSet<u64>,
     /// The last key of the frozen memtable that was flushed.
-    pub(crate) progress: Option<Vec<u8>>,
+    pub(crate) progress: Option<Box<[u8]>>,
     /// Progress of the last removals of ranges (`flush/range_removal.rs`).
     pub(crate) range_progress: Option<Box<RangeProgress>>,
     /// Key at which the sweep in progress continues (`flush/sweep.rs`).
-    pub(crate) sweep: Option<Vec<u8>>,
+    pub(crate) sweep: Option<Box<[u8]>>,
     /// Records of a frozen memtable that stay in memory (`image/mod.rs`).
     pub(crate) retained: RetainedRecords,
     /// Copy of the views at the time of that decision.
