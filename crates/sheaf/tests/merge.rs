@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use sheaf::{
-    BackupOptions, Builder, Database, Durability, Error, Expiry, Keyspace, KeyspaceOptions, MergeRefusal,
-    Result, encode_set, engines, merge_operators,
+    BackupOptions, Builder, BulkLoadOptions, Database, Durability, Error, Expiry, Keyspace, KeyspaceOptions,
+    MergeRefusal, Result, encode_set, engines, merge_operators,
 };
 
 /// Asserts that a call returns an error that matches the pattern.
@@ -426,5 +426,19 @@ fn a_merge_keeps_the_time_of_its_pair() {
         batch.insert_with_expiry(&ks, "batch", "a", Expiry::At(time)).merge(&ks, "batch", "b");
         batch.commit().unwrap();
         assert_eq!(times("batch"), Some(Expiry::At(time)));
+    });
+}
+
+#[test]
+fn a_load_does_not_drop_an_operator_that_was_chosen_since() {
+    for_each_engine(|engine, path| {
+        let db = builder().open(path).unwrap();
+        let options = BulkLoadOptions::default().engine(engine);
+        let mut loader = db.bulk_load("counters", options).unwrap();
+        loader.push("a", 5_i64.to_le_bytes()).unwrap();
+        let ks = merging(&db, engine, "counters", "add");
+        refused!(loader.finish(), Error::EngineMismatch { .. });
+        ks.merge("a", 1_i64.to_le_bytes()).unwrap();
+        assert_eq!(get(&ks, "a"), Some(1_i64.to_le_bytes().to_vec()));
     });
 }

@@ -225,8 +225,22 @@ impl BulkLoad {
             let options = keyspace.options().with_defaults(&store.option_specs(keyspace.engine_name()));
             let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };
             store.check_empty(before.as_deref(), choice)?;
+            before.as_deref().map_or(Ok(()), |before| check_same_operator(before, keyspace))?;
         }
         self.writer.publish(before.as_deref(), &plan, CatalogCause::Loaded)?;
         Ok(self.report)
     }
+}
+
+/// Checks that the merge operator that `before` was created with is not lost.
+fn check_same_operator(before: &KeyspaceState, loaded: &KeyspaceState) -> Result<()> {
+    let describe = |keyspace: &KeyspaceState| {
+        let operator = keyspace.options().merge_operator();
+        format!("{} with merge operator {}", keyspace.engine_name(), operator.unwrap_or("none"))
+    };
+    if before.options().merge_operator() == loaded.options().merge_operator() {
+        return Ok(());
+    }
+    let (found, requested) = (describe(before), describe(loaded));
+    Err(Error::EngineMismatch { name: before.name().to_owned(), found, requested })
 }
