@@ -18,7 +18,7 @@ use super::MergeRefusal;
 /// let tags = db.keyspace("tags", KeyspaceOptions::default().merge_operator("union"))?;
 /// tags.merge("ada", encode_set(["math", "poetry"]))?;
 /// tags.merge("ada", encode_set(["engines", "math"]))?;
-/// let all = tags.get("ada")?.unwrap_or_default();
+/// let all = tags.get("ada")?.ok_or("no tags")?;
 /// assert_eq!(decode_set(&all), Some(vec![&b"engines"[..], b"math", b"poetry"]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
