@@ -49,7 +49,7 @@ fn check(name: &str) -> Result<()> {
     if !::sheaf::engines().contains(&engine) {
         return Err(format!("{name:?}: {engine:?} is not an engine of Sheaf").into());
     }
-    let specs = ::sheaf::engine_options(engine);
+    let specs = [::sheaf::engine_options(engine), ::sheaf::keyspace_options()].concat();
     for (option, value) in options {
         let Some(spec) = specs.iter().find(|spec| spec.name == option) else {
             let known: Vec<&str> = specs.iter().map(|spec| spec.name).collect();

@@ -473,4 +473,17 @@ mod tests {
         });
         assert!(changes.resume_position() > first, "unwanted commits count as delivered");
     }
+
+    #[test]
+    fn a_wait_of_no_time_finds_a_commit_behind_unwanted_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let retention = ChangeRetention::new(1 << 30, Duration::from_secs(3600));
+        let db = Database::builder().retain_changes(retention).open(dir.path()).unwrap();
+        let users = db.keyspace("users", "flex").unwrap();
+        let mut changes = db.changes(db.newest_change().unwrap()).unwrap().include_unsynced().prefix("g");
+        ["ada", "alan", "grace"].iter().for_each(|name| users.insert(name, "x").unwrap());
+        let found = changes.next_within(Duration::ZERO).unwrap().expect("it is there");
+        assert!(matches!(&found.changes[0].kind, ChangeKind::Put { key, .. } if key == b"grace"));
+        assert!(changes.next_within(Duration::ZERO).unwrap().is_none());
+    }
 }

@@ -434,7 +434,7 @@ impl ChangeReader {
 
     /// Returns the next commit that has changes after `wanted` has filtered it. Waits for it, at
     /// most for `limit`; `None` waits forever. Returns `Ok(None)` after that time, even if there
-    /// were other commits all the time.
+    /// were other commits all the time, but reads all commits that exist at the call.
     ///
     /// # Errors
     ///
@@ -446,6 +446,7 @@ impl ChangeReader {
         wanted: impl Fn(CommittedChanges) -> Option<CommittedChanges>,
     ) -> Result<Option<CommittedChanges>> {
         let until = limit.map(|limit| self.store.clock.now().saturating_add(limit));
+        let present = self.newest();
         loop {
             let commit = self.try_next()?;
             let is_last = commit.is_none();
@@ -453,7 +454,8 @@ impl ChangeReader {
                 return Ok(Some(commit));
             }
             let left = until.map(|until| until.saturating_sub(self.store.clock.now()));
-            if left.is_some_and(|left| left.is_zero()) {
+            let is_read = is_last || self.position.seq() >= present;
+            if is_read && left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
             if is_last {
