@@ -194,29 +194,15 @@ impl Change {
     #[getter]
     fn kind(&self) -> &'static str {
         match &self.kind {
-            ChangeKind::Put { .. } => "put",
-            ChangeKind::Removed { .. } => "removed",
             ChangeKind::RangeRemoved { .. } => "range_removed",
-            ChangeKind::Expired { .. } => "expired",
-            ChangeKind::Created { .. } => "created",
-            ChangeKind::Cleared => "cleared",
-            ChangeKind::Loaded { .. } => "loaded",
-            ChangeKind::Converted { .. } => "converted",
-            ChangeKind::Dropped => "dropped",
-            _ => "other",
+            kind => kind.name(),
         }
     }
 
     /// Key of the change, or first key of a removed range; `None` for a change of a keyspace.
     #[getter]
     fn key<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
-        match &self.kind {
-            ChangeKind::Put { key, .. }
-            | ChangeKind::Removed { key }
-            | ChangeKind::Expired { key }
-            | ChangeKind::RangeRemoved { start: key, .. } => Some(PyBytes::new(py, key)),
-            _ => None,
-        }
+        self.kind.key().map(|key| PyBytes::new(py, key))
     }
 
     /// Key after a removed range; `None` if the range has no end.
@@ -248,25 +234,15 @@ impl Change {
     /// Engine of a keyspace that was created, loaded or converted.
     #[getter]
     fn engine(&self) -> Option<&str> {
-        match &self.kind {
-            ChangeKind::Created { engine, .. }
-            | ChangeKind::Loaded { engine, .. }
-            | ChangeKind::Converted { engine, .. } => Some(engine),
-            _ => None,
-        }
+        self.kind.engine().map(|(engine, _)| engine)
     }
 
     /// Options of this keyspace that differ from the defaults.
     #[getter]
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        if let ChangeKind::Created { options, .. }
-        | ChangeKind::Loaded { options, .. }
-        | ChangeKind::Converted { options, .. } = &self.kind
-        {
-            for (name, value) in options {
-                dict.set_item(name.replace('-', "_"), value)?;
-            }
+        for (name, value) in self.kind.engine().map_or(&[][..], |(_, options)| options) {
+            dict.set_item(name.replace('-', "_"), value)?;
         }
         Ok(dict)
     }

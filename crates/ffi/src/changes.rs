@@ -226,17 +226,16 @@ pub extern "C" fn sheaf_changes_next_change<'a>(
         let mut feed = given(changes, "changes")?.0.lock("feed")?;
         let returned = feed.returned;
         let change = found(feed.commit.as_ref().and_then(|commit| commit.changes.get(returned)))?;
-        let (change_kind, change_key, change_end) = parts(&change.kind);
         if let Some(kind) = kind {
-            kind.write(change_kind as i32);
+            kind.write(code_of(&change.kind) as i32);
         }
         if let Some(keyspace) = keyspace {
             *keyspace = sheaf_bytes::lent(change.keyspace.as_bytes());
         }
-        if let (Some(key), Some(bytes)) = (key, change_key) {
+        if let (Some(key), Some(bytes)) = (key, change.kind.key()) {
             *key = sheaf_bytes::lent(bytes);
         }
-        if let (Some(end), Some(bytes)) = (end, change_end) {
+        if let (Some(end), ChangeKind::RangeRemoved { end: Some(bytes), .. }) = (end, &change.kind) {
             *end = sheaf_bytes::lent(bytes);
         }
         feed.returned += 1;
@@ -244,22 +243,20 @@ pub extern "C" fn sheaf_changes_next_change<'a>(
     })
 }
 
-/// Returns the constant of a kind, its key, and the end of its range.
-fn parts(kind: &ChangeKind) -> (sheaf_change_kind, Option<&[u8]>, Option<&[u8]>) {
+/// Returns the constant of a kind.
+fn code_of(kind: &ChangeKind) -> sheaf_change_kind {
     use sheaf_change_kind::*;
     match kind {
-        ChangeKind::Put { key, .. } => (SHEAF_CHANGE_KIND_PUT, Some(key), None),
-        ChangeKind::Removed { key } => (SHEAF_CHANGE_KIND_REMOVED, Some(key), None),
-        ChangeKind::RangeRemoved { start, end } => {
-            (SHEAF_CHANGE_KIND_RANGE_REMOVED, Some(start), end.as_deref())
-        }
-        ChangeKind::Expired { key } => (SHEAF_CHANGE_KIND_EXPIRED, Some(key), None),
-        ChangeKind::Created { .. } => (SHEAF_CHANGE_KIND_CREATED, None, None),
-        ChangeKind::Cleared => (SHEAF_CHANGE_KIND_CLEARED, None, None),
-        ChangeKind::Loaded { .. } => (SHEAF_CHANGE_KIND_LOADED, None, None),
-        ChangeKind::Converted { .. } => (SHEAF_CHANGE_KIND_CONVERTED, None, None),
-        ChangeKind::Dropped => (SHEAF_CHANGE_KIND_DROPPED, None, None),
-        _ => (SHEAF_CHANGE_KIND_OTHER, None, None),
+        ChangeKind::Put { .. } => SHEAF_CHANGE_KIND_PUT,
+        ChangeKind::Removed { .. } => SHEAF_CHANGE_KIND_REMOVED,
+        ChangeKind::RangeRemoved { .. } => SHEAF_CHANGE_KIND_RANGE_REMOVED,
+        ChangeKind::Expired { .. } => SHEAF_CHANGE_KIND_EXPIRED,
+        ChangeKind::Created { .. } => SHEAF_CHANGE_KIND_CREATED,
+        ChangeKind::Cleared => SHEAF_CHANGE_KIND_CLEARED,
+        ChangeKind::Loaded { .. } => SHEAF_CHANGE_KIND_LOADED,
+        ChangeKind::Converted { .. } => SHEAF_CHANGE_KIND_CONVERTED,
+        ChangeKind::Dropped => SHEAF_CHANGE_KIND_DROPPED,
+        _ => SHEAF_CHANGE_KIND_OTHER,
     }
 }
 
@@ -306,17 +303,12 @@ pub extern "C" fn sheaf_changes_engine(
     call(error, || {
         let place = handle_out(description, "description")?;
         let feed = given(changes, "changes")?.0.lock("feed")?;
-        match &feed.current()?.kind {
-            ChangeKind::Created { engine, options }
-            | ChangeKind::Loaded { engine, options }
-            | ChangeKind::Converted { engine, options } => {
-                let options: serde_json::Value =
-                    options.iter().map(|(name, value)| (name.clone(), *value)).collect();
-                place.write(json::handle(&json!({ "engine": engine, "options": options })));
-                Ok(())
-            }
-            _ => Err(invalid("changes", "the change has no engine")),
-        }
+        let Some((engine, options)) = feed.current()?.kind.engine() else {
+            return Err(invalid("changes", "the change has no engine"));
+        };
+        let options: serde_json::Value = options.iter().map(|(name, value)| (name.clone(), *value)).collect();
+        place.write(json::handle(&json!({ "engine": engine, "options": options })));
+        Ok(())
     })
 }
 

@@ -358,15 +358,13 @@ impl ChangeFilter {
         let has_prefix = |is_in: &dyn Fn(&[u8]) -> bool| {
             self.prefixes.is_empty() || self.prefixes.iter().any(|p| is_in(p))
         };
-        match &change.kind {
-            ChangeKind::Put { key, .. } | ChangeKind::Removed { key } | ChangeKind::Expired { key } => {
-                has_prefix(&|prefix| key.starts_with(prefix))
-            }
-            ChangeKind::RangeRemoved { start, end } => has_prefix(&|prefix| {
-                let begins = **start <= *prefix || start.starts_with(prefix);
+        match (&change.kind, change.kind.key()) {
+            (ChangeKind::RangeRemoved { end, .. }, Some(start)) => has_prefix(&|prefix| {
+                let begins = start <= prefix || start.starts_with(prefix);
                 begins && end.as_ref().is_none_or(|end| *prefix < **end)
             }),
-            _ => true,
+            (_, Some(key)) => has_prefix(&|prefix| key.starts_with(prefix)),
+            (_, None) => true,
         }
     }
 }

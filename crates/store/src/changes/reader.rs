@@ -198,6 +198,47 @@ pub enum ChangeKind {
     Dropped,
 }
 
+impl ChangeKind {
+    /// Returns the name of the kind, as `sheaf changes` prints it, for example `range-removed`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            ChangeKind::Put { .. } => "put",
+            ChangeKind::Removed { .. } => "removed",
+            ChangeKind::RangeRemoved { .. } => "range-removed",
+            ChangeKind::Expired { .. } => "expired",
+            ChangeKind::Created { .. } => "created",
+            ChangeKind::Cleared => "cleared",
+            ChangeKind::Loaded { .. } => "loaded",
+            ChangeKind::Converted { .. } => "converted",
+            ChangeKind::Dropped => "dropped",
+        }
+    }
+
+    /// Returns the key, or the first key of a removed range; `None` for a change of a keyspace.
+    #[must_use]
+    pub fn key(&self) -> Option<&[u8]> {
+        match self {
+            ChangeKind::Put { key, .. }
+            | ChangeKind::Removed { key }
+            | ChangeKind::Expired { key }
+            | ChangeKind::RangeRemoved { start: key, .. } => Some(key),
+            _ => None,
+        }
+    }
+
+    /// Returns the engine and the options of a keyspace that was created, loaded or converted.
+    #[must_use]
+    pub fn engine(&self) -> Option<(&str, &[(String, u64)])> {
+        match self {
+            ChangeKind::Created { engine, options }
+            | ChangeKind::Loaded { engine, options }
+            | ChangeKind::Converted { engine, options } => Some((engine, options)),
+            _ => None,
+        }
+    }
+}
+
 /// One change of a commit.
 #[derive(Clone, Debug)]
 pub struct Change {

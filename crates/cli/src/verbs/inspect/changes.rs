@@ -63,22 +63,6 @@ pub(crate) fn run(args: &ChangesArgs) -> Result {
     Ok(out.flush()?)
 }
 
-/// Returns the word for the kind of a change.
-fn word(kind: &ChangeKind) -> &'static str {
-    match kind {
-        ChangeKind::Put { .. } => "put",
-        ChangeKind::Removed { .. } => "removed",
-        ChangeKind::RangeRemoved { .. } => "range-removed",
-        ChangeKind::Expired { .. } => "expired",
-        ChangeKind::Created { .. } => "created",
-        ChangeKind::Cleared => "cleared",
-        ChangeKind::Loaded { .. } => "loaded",
-        ChangeKind::Converted { .. } => "converted",
-        ChangeKind::Dropped => "dropped",
-        _ => "other",
-    }
-}
-
 /// Returns the fields of a change after its kind: the key, the value and the time of expiry in
 /// milliseconds since 1970, if it has one; or the engine.
 fn fields(change: &Change) -> sheaf::Result<Vec<Vec<u8>>> {
@@ -91,10 +75,7 @@ fn fields(change: &Change) -> sheaf::Result<Vec<Vec<u8>>> {
         }
         ChangeKind::Removed { key } | ChangeKind::Expired { key } => vec![key.clone()],
         ChangeKind::RangeRemoved { start, end } => [start.clone()].into_iter().chain(end.clone()).collect(),
-        ChangeKind::Created { engine, .. }
-        | ChangeKind::Loaded { engine, .. }
-        | ChangeKind::Converted { engine, .. } => vec![engine.clone().into_bytes()],
-        _ => Vec::new(),
+        kind => kind.engine().map(|(engine, _)| engine.as_bytes().to_vec()).into_iter().collect(),
     })
 }
 
@@ -104,10 +85,7 @@ fn print(commit: &CommittedChanges, args: &ChangesArgs, out: &mut impl Write) ->
     for change in &commit.changes {
         line.clear();
         escape(change.keyspace.as_bytes(), &mut line);
-        let is_key = !matches!(
-            change.kind,
-            ChangeKind::Created { .. } | ChangeKind::Loaded { .. } | ChangeKind::Converted { .. }
-        );
+        let is_key = change.kind.engine().is_none();
         for (at, field) in fields(change)?.into_iter().enumerate() {
             line.push('\t');
             match args.hex && is_key && at < 2 {
@@ -115,7 +93,7 @@ fn print(commit: &CommittedChanges, args: &ChangesArgs, out: &mut impl Write) ->
                 false => escape(&field, &mut line),
             }
         }
-        writeln!(out, "{name}{}{name:#}\t{line}", word(&change.kind))?;
+        writeln!(out, "{name}{}{name:#}\t{line}", change.kind.name())?;
     }
     Ok(writeln!(out, "{name}commit{name:#}\t{}", commit.position)?)
 }
@@ -123,11 +101,9 @@ fn print(commit: &CommittedChanges, args: &ChangesArgs, out: &mut impl Write) ->
 /// Returns a commit as JSON.
 fn describe(commit: &CommittedChanges) -> sheaf::Result<Json> {
     let describe = |change: &Change| -> sheaf::Result<Json> {
-        let mut all = json!({ "keyspace": &*change.keyspace, "kind": word(&change.kind) });
+        let mut all = json!({ "keyspace": &*change.keyspace, "kind": change.kind.name() });
         let names: &[&str] = match &change.kind {
-            ChangeKind::Created { .. } | ChangeKind::Loaded { .. } | ChangeKind::Converted { .. } => {
-                &["engine"]
-            }
+            kind if kind.engine().is_some() => &["engine"],
             ChangeKind::RangeRemoved { .. } => &["start", "end"],
             _ => &["key", "value", "expires_at_ms"],
         };
