@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_engine::contract::{Action, Bounds, EngineOp};
+use sheaf_engine::contract::{Action, EngineOp};
 use sheaf_engine::workload::SampleStart;
 use sheaf_log::types::{KeyspaceId, Seq};
 use sheaf_store::{CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeReads};
@@ -530,19 +530,7 @@ impl Batch {
             .iter()
             .map(|e| Ok(Arc::clone(&*e.keyspace.state()?)))
             .collect::<Result<Vec<_>>>()?;
-        let mut expect_ops = Vec::with_capacity(expected.len());
-        for (expectation, state) in self.expectations.iter().zip(&expected) {
-            let found = read_expected(&self.store, state, &expectation.key);
-            if state.is_dropped() {
-                return Ok(None); // it may have been half dropped at the time of the read
-            }
-            let (op, value) = found?;
-            if value != expectation.value {
-                let keys = ConflictKeys::Key(expectation.key.to_vec());
-                return Err(Error::conflict(state.name(), keys));
-            }
-            expect_ops.push(op);
-        }
+        let Some(expect_ops) = self.check_expectations(&expected)? else { return Ok(None) };
         let resolved = self.last_operations()?;
         let ResolvedBatch { states, order, ranges, .. } = &resolved;
         let merged = match self.merge_entries(&resolved) {
@@ -596,13 +584,8 @@ impl Batch {
         match outcome {
             Ok(CommitOutcome::Conflict(CommitConflict::Range(_) | CommitConflict::TooManyChanges)) => {
                 *range_attempts += 1;
-                match to_list.first().filter(|_| *range_attempts >= MAX_RANGE_ATTEMPTS) {
-                    Some((state, range)) => {
-                        let Bounds { low, high } = range.bounds();
-                        Err(Error::conflict(states[*state].name(), ConflictKeys::Range { low, high }))
-                    }
-                    None => Ok(None),
-                }
+                let refused = to_list.first().filter(|_| *range_attempts >= MAX_RANGE_ATTEMPTS);
+                refused.map_or(Ok(None), |(state, range)| Err(range.conflict(&states[*state])))
             }
             Ok(CommitOutcome::Committed(seq)) => {
                 if let Some(fresh) = new_keys {
@@ -616,6 +599,25 @@ impl Batch {
             Ok(CommitOutcome::Conflict(_)) | Err(Error::KeyspaceNotFound { .. }) => Ok(None),
             Err(other) => Err(other),
         }
+    }
+
+    /// Compares the expectations with the values in `expected`, the keyspace of each. Returns the
+    /// condition of each for the commit, or `None` if a keyspace was dropped.
+    fn check_expectations(&self, expected: &[Arc<KeyspaceState>]) -> Result<Option<Vec<EngineOp<'_>>>> {
+        let mut ops = Vec::with_capacity(expected.len());
+        for (expectation, state) in self.expectations.iter().zip(expected) {
+            let found = read_expected(&self.store, state, &expectation.key);
+            if state.is_dropped() {
+                return Ok(None); // it may have been half dropped at the time of the read
+            }
+            let (op, value) = found?;
+            if value != expectation.value {
+                let keys = ConflictKeys::Key(expectation.key.to_vec());
+                return Err(Error::conflict(state.name(), keys));
+            }
+            ops.push(op);
+        }
+        Ok(Some(ops))
     }
 
     /// Adds a removal of each listed key that no operation of the batch changes afterwards.
@@ -675,15 +677,19 @@ impl Batch {
         }
         if !ranges.is_empty() {
             order.retain(|&(entry, state)| {
-                let key = &self.entries[entry].key;
-                let removes = |&&(later, of): &&(usize, usize)| {
-                    let change = &self.entries[later].change;
-                    let is_in = |range: &RemovedRange| range.contains(key);
-                    of == state && later > entry && matches!(change, BatchChange::RemoveRange(r) if is_in(r))
-                };
-                ranges.iter().rev().find(removes).is_none()
+                let removal = self.last_removal(&ranges, state, &self.entries[entry].key);
+                removal.is_none_or(|removal| removal < entry)
             });
         }
         Ok(ResolvedBatch { states, order, ranges, merges })
+    }
+
+    /// Returns the last entry of `ranges` that removes `key` from keyspace number `state`.
+    fn last_removal(&self, ranges: &[(usize, usize)], state: usize, key: &[u8]) -> Option<usize> {
+        let removes = |&&(entry, of): &&(usize, usize)| {
+            let change = &self.entries[entry].change;
+            of == state && matches!(change, BatchChange::RemoveRange(range) if range.contains(key))
+        };
+        ranges.iter().rev().find(removes).map(|(entry, _)| *entry)
     }
 }

@@ -12,7 +12,7 @@ use sheaf_log::types::Seq;
 use sheaf_store::{CommitWrite, KeyspaceState, RangeRead, RangeView};
 
 use crate::open_database::OpenDatabase;
-use crate::{Error, MAX_BATCH, Result, Value};
+use crate::{ConflictKeys, Error, MAX_BATCH, Result, Value};
 
 /// Estimated bytes of the record of a removal, in addition to its key.
 const RECORD_OVERHEAD: usize = 24;
@@ -53,6 +53,12 @@ impl RemovedRange {
             true => Bounds::all(),
             false => Bounds::between(&self.first, self.end.as_deref()),
         }
+    }
+
+    /// Returns the error of a removal from `keyspace` that conflicts with other commits.
+    pub(crate) fn conflict(&self, keyspace: &KeyspaceState) -> Error {
+        let Bounds { low, high } = self.bounds();
+        Error::conflict(keyspace.name(), ConflictKeys::Range { low, high })
     }
 
     /// Returns the operation of an engine with range tombstones.

@@ -24,11 +24,7 @@ impl Batch {
         for &(last, state) in &resolved.order {
             let Some(chain) = resolved.merges.get(&last) else { continue };
             let key = &self.entries[last].key;
-            let removes = |&&(entry, of): &&(usize, usize)| {
-                let change = &self.entries[entry].change;
-                of == state && matches!(change, BatchChange::RemoveRange(range) if range.contains(key))
-            };
-            let removed = resolved.ranges.iter().rev().find(removes).map(|(entry, _)| *entry);
+            let removed = self.last_removal(&resolved.ranges, state, key);
             let chain =
                 &chain[removed.map_or(0, |removed| chain.partition_point(|entry| *entry < removed))..];
             merged.insert(last, self.merge_chain(key, chain, removed.is_some(), &resolved.states[state])?);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::expiry::header::{self, HEADER_BYTES};
 use crate::expiry::index::{IndexPlan, encode_hint};
 use crate::expiry::{Expires, check_same_expiry, commit::no_expiry_error};
-use crate::keyspace::catalog::{CatalogCause, check_name};
+use crate::keyspace::catalog::{CatalogCause, check_name, check_operator};
 use crate::keyspace::ingest::IngestWriter;
 use crate::keyspace::unpublished::CommitBlock;
 use crate::{EngineChoice, KeyspaceState, Store};
@@ -225,22 +225,10 @@ impl BulkLoad {
             let options = keyspace.options().with_defaults(&store.option_specs(keyspace.engine_name()));
             let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };
             store.check_empty(before.as_deref(), choice)?;
-            before.as_deref().map_or(Ok(()), |before| check_same_operator(before, keyspace))?;
+            let operator = keyspace.options().merge_operator();
+            before.as_deref().map_or(Ok(()), |before| check_operator(before, operator))?;
         }
         self.writer.publish(before.as_deref(), &plan, CatalogCause::Loaded)?;
         Ok(self.report)
     }
-}
-
-/// Checks that the merge operator that `before` was created with is not lost.
-fn check_same_operator(before: &KeyspaceState, loaded: &KeyspaceState) -> Result<()> {
-    let describe = |keyspace: &KeyspaceState| {
-        let operator = keyspace.options().merge_operator();
-        format!("{} with merge operator {}", keyspace.engine_name(), operator.unwrap_or("none"))
-    };
-    if before.options().merge_operator() == loaded.options().merge_operator() {
-        return Ok(());
-    }
-    let (found, requested) = (describe(before), describe(loaded));
-    Err(Error::EngineMismatch { name: before.name().to_owned(), found, requested })
 }

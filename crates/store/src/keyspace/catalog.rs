@@ -257,6 +257,18 @@ impl Catalog {
     }
 }
 
+/// Checks that `keyspace` has the merge operator `requested`, or none.
+pub(crate) fn check_operator(keyspace: &KeyspaceState, requested: Option<&str>) -> Result<()> {
+    let found = keyspace.options().merge_operator();
+    if found == requested {
+        return Ok(());
+    }
+    let engine = keyspace.engine_name();
+    let with = |operator: Option<&str>| format!("{engine} merge:{}", operator.unwrap_or("none"));
+    let (name, found, requested) = (keyspace.name().to_owned(), with(found), with(requested));
+    Err(Error::EngineMismatch { name, found, requested })
+}
+
 /// Checks that this build has the codec of `options`. A keyspace that exists opens without it.
 fn check_codec(options: &EngineOptions) -> Result<()> {
     let codec = u8::try_from(options.value(&COMPRESSION)).ok().and_then(|id| Codec::from_id(id).ok());
@@ -360,15 +372,8 @@ impl Store {
         }
         let specs = self.option_specs(engine);
         choice.options.check(engine, &specs)?;
-        if let Some(requested) = choice.options.merge_operator()
-            && keyspace.options().merge_operator() != Some(requested)
-        {
-            let with = |operator: Option<&str>| format!("{engine} merge:{}", operator.unwrap_or("none"));
-            return Err(Error::EngineMismatch {
-                name,
-                found: with(keyspace.options().merge_operator()),
-                requested: with(Some(requested)),
-            });
+        if let Some(requested) = choice.options.merge_operator() {
+            check_operator(keyspace, Some(requested))?;
         }
         match keyspace.options().conflict(choice.options, &specs) {
             Some(spec) => {
