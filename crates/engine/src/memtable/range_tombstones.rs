@@ -188,18 +188,7 @@ impl RangeTombstones {
     pub fn covers(&self, low: &[u8], high: Option<&[u8]>, guard: &Guard) -> bool {
         let pieces = self.pieces(guard);
         let begin = pieces.partition_point(|piece| !piece.ends_after(low));
-        let mut covered = low.to_vec();
-        for piece in &pieces[begin..] {
-            if *piece.first > *covered {
-                return false;
-            }
-            match (&piece.end, high) {
-                (None, _) => return true,
-                (Some(end), Some(high)) if **end >= *high => return true,
-                (Some(end), _) => covered = end.to_vec(),
-            }
-        }
-        false
+        covers(&pieces[begin..], low, |end| high.is_some_and(|high| end >= high))
     }
 
     /// Adds the tombstone of commit `seq` for the keys from `first` on and before `end`. Adding it
@@ -227,6 +216,23 @@ impl RangeTombstones {
         list.newest.fetch_max(seq.0, Ordering::Release); // (I2)
         (before, bytes)
     }
+}
+
+/// Returns true if `pieces`, which are in the order of their first keys and may overlap, cover all
+/// keys from `low` on, up to an end for which `is_enough` returns true.
+pub fn covers(pieces: &[Arc<RangePiece>], low: &[u8], is_enough: impl Fn(&[u8]) -> bool) -> bool {
+    let mut covered = low; // all keys below it are covered
+    for piece in pieces.iter().filter(|piece| piece.ends_after(low)) {
+        if *piece.first > *covered {
+            return false;
+        }
+        match &piece.end {
+            None => return true,
+            Some(end) if is_enough(end) => return true,
+            Some(end) => covered = covered.max(end),
+        }
+    }
+    false
 }
 
 /// Returns `pieces` with the range added.

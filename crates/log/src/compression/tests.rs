@@ -1,3 +1,5 @@
+//! Tests of the stored form of values: both decoders, headers, codecs, and hostile bytes.
+
 use super::*;
 
 /// Returns text with a compression ratio of about three.

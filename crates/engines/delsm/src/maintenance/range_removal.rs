@@ -22,7 +22,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_engine::memtable::Memtable;
-use sheaf_engine::memtable::range_tombstones::RangePiece;
+use sheaf_engine::memtable::range_tombstones::{RangePiece, covers};
 use sheaf_engine::views::Views;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
@@ -54,20 +54,7 @@ impl FlushedRanges {
 
     /// Returns true if the tombstones cover all keys of `table`.
     fn covers(&self, table: &Table) -> bool {
-        let (low, high) = (table.list.first_key(), table.list.last_key());
-        // All keys below it are covered.
-        let mut covered = low.to_vec();
-        for piece in self.pieces.iter().filter(|piece| piece.ends_after(low)) {
-            if *piece.first > *covered {
-                return false;
-            }
-            match &piece.end {
-                None => return true,
-                Some(end) if **end > *high => return true,
-                Some(end) => covered = covered.max(end.to_vec()),
-            }
-        }
-        false
+        covers(&self.pieces, table.list.first_key(), |end| end > table.list.last_key())
     }
 
     /// Returns the first range from `key` on: its first key, and its end.
