@@ -100,8 +100,7 @@ impl RawBatch {
         stop: Option<&Bound<'_, PyAny>>,
         prefix: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
-        let range = range((start, true), (stop, false), Input::optional(prefix)?);
+        let range = range((start, true), (stop, false), prefix)?;
         self.with(py, |batch| {
             batch.remove_range(&keyspace.keyspace, range);
         })

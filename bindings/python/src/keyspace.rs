@@ -275,8 +275,7 @@ impl RawKeyspace {
         stop: Option<&Bound<'_, PyAny>>,
         prefix: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
-        let range = range((start, true), (stop, false), Input::optional(prefix)?);
+        let range = range((start, true), (stop, false), prefix)?;
         self.call_long(py, |keyspace| keyspace.remove_range(range))
     }
 

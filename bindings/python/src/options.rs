@@ -106,19 +106,21 @@ fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(after)
 }
 
-/// Returns the keys from `start` to `stop` that begin with `prefix`.
+/// Returns the keys from `start` to `stop` that begin with `prefix`. Each is `None` or a buffer.
+/// The flags tell whether the ends are included.
 pub(crate) fn range(
-    start: (Option<Input<'_>>, bool),
-    stop: (Option<Input<'_>>, bool),
-    prefix: Option<Input<'_>>,
-) -> Range {
+    start: (Option<&Bound<'_, PyAny>>, bool),
+    stop: (Option<&Bound<'_, PyAny>>, bool),
+    prefix: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Range> {
     let bound = |key: &[u8], is_included: bool| match is_included {
         true => RangeBound::Included(key.to_vec()),
         false => RangeBound::Excluded(key.to_vec()),
     };
-    let mut low = start.0.map_or(RangeBound::Unbounded, |key| bound(&key, start.1));
-    let mut high = stop.0.map_or(RangeBound::Unbounded, |key| bound(&key, stop.1));
-    if let Some(prefix) = prefix.filter(|prefix| !prefix.is_empty()) {
+    let (low, high) = (Input::optional(start.0)?, Input::optional(stop.0)?);
+    let mut low = low.map_or(RangeBound::Unbounded, |key| bound(&key, start.1));
+    let mut high = high.map_or(RangeBound::Unbounded, |key| bound(&key, stop.1));
+    if let Some(prefix) = Input::optional(prefix)?.filter(|prefix| !prefix.is_empty()) {
         if !matches!(&low, RangeBound::Included(key) | RangeBound::Excluded(key) if key.as_slice() >= &*prefix)
         {
             low = RangeBound::Included(prefix.to_vec());
@@ -129,7 +131,7 @@ pub(crate) fn range(
             high = RangeBound::Excluded(after);
         }
     }
-    (low, high)
+    Ok((low, high))
 }
 
 /// Return the names of all engines.

@@ -160,8 +160,7 @@ impl RawSpace {
         include_start: bool,
         include_stop: bool,
     ) -> PyResult<Scan> {
-        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
-        let range = range((start, include_start), (stop, include_stop), Input::optional(prefix)?);
+        let range = range((start, include_start), (stop, include_stop), prefix)?;
         let iter = read!(self, py, |keyspace| keyspace.range(range))?;
         Ok(Scan::new(iter, Part::from_number(part), reverse, Arc::clone(&self.shared)))
     }

@@ -162,8 +162,7 @@ impl RawTransaction {
         stop: Option<&Bound<'_, PyAny>>,
         prefix: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
-        let range = range((start, true), (stop, false), Input::optional(prefix)?);
+        let range = range((start, true), (stop, false), prefix)?;
         let keyspace = &keyspace.keyspace;
         self.call(py, |transaction| transaction.remove_range(keyspace, range))
     }
@@ -177,8 +176,7 @@ impl RawTransaction {
         prefix: Option<&Bound<'_, PyAny>>,
         reverse: bool,
     ) -> PyResult<TransactionScan> {
-        let (start, stop) = (Input::optional(start)?, Input::optional(stop)?);
-        let range = range((start, true), (stop, false), Input::optional(prefix)?);
+        let range = range((start, true), (stop, false), prefix)?;
         let keyspace = &keyspace.keyspace;
         let iter = self.call(py, |transaction| transaction.range(keyspace, range))?;
         Ok(TransactionScan { iter: Mutex::new(iter), is_reverse: reverse, shared: Arc::clone(&self.shared) })

@@ -11,7 +11,6 @@
 //! A crash in between leaves a definition that is not ready, and the next opening continues.
 
 use std::collections::HashSet;
-use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
@@ -21,7 +20,7 @@ use sheaf::{Database, Keyspace, KeyspaceOptions};
 
 use crate::definition::{DEFINITIONS, TableDefinition, decode_value, index_keyspace};
 use crate::index::IndexFunction;
-use crate::rows::{RowMarker, decode_key};
+use crate::rows::decode_key;
 use crate::table::OpenIndex;
 use crate::{Error, Result, Table, TableIndex};
 
@@ -37,7 +36,6 @@ pub struct TableBuilder<K, V> {
     name: String,
     options: KeyspaceOptions,
     indexes: Vec<Arc<IndexFunction<K, V>>>,
-    row: RowMarker<(K, V)>,
 }
 
 impl<K, V> std::fmt::Debug for TableBuilder<K, V> {
@@ -57,7 +55,6 @@ where
             name: name.to_owned(),
             options: KeyspaceOptions::default(),
             indexes: Vec::new(),
-            row: PhantomData,
         }
     }
 

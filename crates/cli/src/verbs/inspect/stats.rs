@@ -90,8 +90,29 @@ fn print(out: &mut impl Write, path: &Path, all: &DatabaseOverview) -> Result {
         writeln!(out, "  {} expired and removed{due}", many(removed_pairs, "pair"))?;
     }
     print_stalls(out, stats)?;
+    print_keyspaces(out, &all.keyspaces)?;
+    writeln!(out, "{heading}logs{heading:#}")?;
+    for log in &stats.logs {
+        let (segments, disk, live) =
+            (many(log.segments, "segment"), size(log.disk_bytes), size(log.live_bytes));
+        write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log_name(log))?;
+        writeln!(out, "  {live:>8} live{}", if log.damaged_segments > 0 { "  damaged" } else { "" })?;
+    }
+    let BlobStats { chunks, slots, used_bytes, free_bytes, files, .. } = stats.blobs;
+    if chunks + files > 0 {
+        writeln!(out, "{heading}large values outside the logs{heading:#}")?;
+        write!(out, "  {} in {}", count(slots), many(chunks, "chunk"))?;
+        write!(out, " ({} used, {} free)", size(used_bytes), size(free_bytes))?;
+        writeln!(out, ", {} in separate files", count(files))?;
+    }
+    Ok(())
+}
+
+/// Prints the keyspaces, each with its workload.
+fn print_keyspaces(out: &mut impl Write, keyspaces: &[KeyspaceOverview]) -> Result {
+    let (heading, name) = (on_stdout(HEADING), on_stdout(NAME));
     writeln!(out, "{heading}keyspaces{heading:#}")?;
-    for KeyspaceOverview { info, stats, workload: load, .. } in &all.keyspaces {
+    for KeyspaceOverview { info, stats, workload: load, .. } in keyspaces {
         let (label, engine) = (info.name.escape_debug().to_string(), info.engine);
         if let Some(damage) = &info.damage {
             writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {damage}")?;
@@ -111,20 +132,6 @@ fn print(out: &mut impl Write, path: &Path, all: &DatabaseOverview) -> Result {
         for line in workload::lines(load) {
             writeln!(out, "    {line}")?;
         }
-    }
-    writeln!(out, "{heading}logs{heading:#}")?;
-    for log in &stats.logs {
-        let (segments, disk, live) =
-            (many(log.segments, "segment"), size(log.disk_bytes), size(log.live_bytes));
-        write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log_name(log))?;
-        writeln!(out, "  {live:>8} live{}", if log.damaged_segments > 0 { "  damaged" } else { "" })?;
-    }
-    let BlobStats { chunks, slots, used_bytes, free_bytes, files, .. } = stats.blobs;
-    if chunks + files > 0 {
-        writeln!(out, "{heading}large values outside the logs{heading:#}")?;
-        write!(out, "  {} in {}", count(slots), many(chunks, "chunk"))?;
-        write!(out, " ({} used, {} free)", size(used_bytes), size(free_bytes))?;
-        writeln!(out, ", {} in separate files", count(files))?;
     }
     Ok(())
 }
