@@ -47,7 +47,7 @@ impl SpinWait {
     /// Returns a budget for one of `pollers` threads that may poll at the same time.
     #[must_use]
     pub fn for_pollers(pollers: usize) -> SpinWait {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = sheaf_platform::parallel::processors();
         let most = if pollers > processors { OVERSUBSCRIBED_BUDGET } else { MAX_BUDGET };
         SpinWait { budget: most, max_budget: most, spin_ended: None }
     }

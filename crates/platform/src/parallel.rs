@@ -5,7 +5,7 @@
 //! or when it is woken. Dropping it waits for the current step.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
@@ -135,24 +135,33 @@ fn try_spawn<'s, T: Send + 's>(
     Some(scope.spawn(body))
 }
 
+/// Returns the number of processors that the first caller of this function may use, at least 1.
+/// Later calls return the same number: asking the system again would read several files of the
+/// control group, which takes about a tenth of the opening of a small database.
+#[must_use]
+pub fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// Returns the number of parts into which an opening divides its work: the number of cores, at
 /// least 4 and at most 64. More parts than cores even out the load.
 #[must_use]
 pub fn opening_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).clamp(4, 64)
+    processors().clamp(4, 64)
 }
 
 /// Returns the number of threads that [`run_parallel`] uses, if the system can start them.
 #[must_use]
 pub fn usable_threads(threads: usize) -> usize {
-    threads.min(std::thread::available_parallelism().map_or(1, usize::from))
+    threads.min(processors())
 }
 
 /// Returns the number of threads that do background work unless the caller sets one: half of the
 /// cores, from 1 to 8.
 #[must_use]
 pub fn background_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2).clamp(1, 8)
+    (processors() / 2).clamp(1, 8)
 }
 
 /// Runs `first` on this thread and `second` on another one. Runs `second` after `first` if the
@@ -250,8 +259,7 @@ mod tests {
 
     #[test]
     fn the_error_of_the_lowest_index_is_returned() {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (together, begun) = (Barrier::new(cores.min(2)), AtomicUsize::new(0));
+        let (together, begun) = (Barrier::new(processors().min(2)), AtomicUsize::new(0));
         let body = |index| {
             begun.fetch_add(1, Ordering::Relaxed);
             if index < 2 {

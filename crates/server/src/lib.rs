@@ -97,7 +97,7 @@ pub struct ServerLimits {
 
 impl Default for ServerLimits {
     fn default() -> ServerLimits {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = sheaf_platform::parallel::processors();
         ServerLimits {
             workers: (processors / 2).clamp(1, MAX_RINGS),
             bind_workers: false,

@@ -32,7 +32,6 @@
 use std::ops::Bound;
 use std::ptr;
 use std::sync::OnceLock;
-use std::thread::available_parallelism;
 
 use super::arena::{ArenaBlock, ArenaOffset, MemtableArena, high, low};
 use super::deferred_sort::{PENDING_KEY_BYTES, PendingKeys};
@@ -41,6 +40,7 @@ use super::sorted_keys::{KeySource, SortedKeys};
 use sheaf_log::types::Seq;
 use sheaf_platform::memory::block_alloc::BlockSlice;
 use sheaf_platform::memory::{Memory, MemoryPart, prefetch};
+use sheaf_platform::parallel::processors;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{Guard, note_deferred};
 use sheaf_platform::sync::{self, Mutex, bare};
@@ -132,9 +132,7 @@ impl TableParts {
 
 /// Returns the number of lines of a table: a power of two.
 fn lines_of_cores() -> usize {
-    static LINES_OF_CORES: OnceLock<usize> = OnceLock::new();
-    let of_cores = || available_parallelism().map_or(1, usize::from).next_power_of_two().min(LINES);
-    *LINES_OF_CORES.get_or_init(of_cores)
+    processors().next_power_of_two().min(LINES)
 }
 
 /// Totals of all lines. A thread updates them only when its line gets a block, so contention is
