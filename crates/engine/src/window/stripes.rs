@@ -143,6 +143,9 @@ impl Stripes {
 
     fn wait_released(&self, stripe: u16) {
         let word = &self.words[usize::from(stripe)];
+        if word.load(Ordering::SeqCst) & HELD == 0 {
+            return; // the usual case: exclusive access waits for each of all stripes
+        }
         wait_on(self.released.of(u64::from(stripe)), || word.load(Ordering::SeqCst) & HELD == 0);
     }
 
