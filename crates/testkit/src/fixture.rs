@@ -279,12 +279,19 @@ impl TestSubject {
         TestSubject::all().into_iter().chain(beside).find(|subject| subject.name == engine)
     }
 
-    /// Returns the number of cases that CI runs out of `cases`: a fifth for the reference engine.
-    /// It exists for the harnesses, and separate tests on its flaws prove them. Campaigns run it
-    /// like any other engine.
+    /// Returns the number of cases that a test of this engine runs: `cases` times the environment
+    /// variable `SHEAF_CASES_FACTOR` (default 1), and a fifth of it for the reference engine. That
+    /// engine exists for the harnesses, and separate tests on its flaws prove them. Campaigns run
+    /// it like any other engine.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the variable is not a number.
     #[must_use]
     pub fn ci_cases(&self, cases: u64) -> u64 {
-        if self.engine == reference_engine::NAME { cases / 5 } else { cases }
+        let factor = std::env::var("SHEAF_CASES_FACTOR");
+        let factor: u64 = factor.map_or(1, |text| text.parse().expect("SHEAF_CASES_FACTOR is a number"));
+        factor * if self.engine == reference_engine::NAME { cases / 5 } else { cases }
     }
 
     /// Whether a compaction rewrites the log in key order.

@@ -628,17 +628,21 @@ pub fn an_idle_database_waits_for_the_next_time_without_writing(fixture: &Fixtur
         wait_epoch_garbage_freed();
         run_background(fixture, &db);
     };
-    run_idle();
-    let at_rest = fixture.read_tree();
-    run_idle();
-    assert!(!db.pump().unwrap(), "nothing is due");
-    assert!(at_rest == fixture.read_tree(), "work continues at rest");
+    // Readers of other tests may pin pages that only a later round can free. Four rounds end before
+    // the first time of expiry.
+    let comes_to_rest = || {
+        (0..4).any(|_| {
+            run_idle();
+            let at_rest = fixture.read_tree();
+            run_idle();
+            !db.pump().unwrap() && at_rest == fixture.read_tree()
+        })
+    };
+    assert!(comes_to_rest(), "work continues before the first time of expiry");
+    assert_eq!(db.stats().expiry.removed_pairs, 0);
     fixture.advance(MINUTE);
-    run_idle();
+    assert!(comes_to_rest(), "work continues after the removal");
     assert_eq!(db.stats().expiry.removed_pairs, 30);
-    let at_rest = fixture.read_tree();
-    run_idle();
-    assert!(at_rest == fixture.read_tree(), "work continues after the removal");
     assert_eq!(sorted(&ks), stays);
 }
 

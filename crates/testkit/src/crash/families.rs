@@ -333,52 +333,52 @@ macro_rules! crash_suite {
 
             #[test]
             fn a_crash_during_creation_leaves_a_valid_database_or_none() {
-                holds(WorkloadFamily::Creation, 3_000, 1_000);
+                holds(WorkloadFamily::Creation, 2_000, 1_000);
             }
 
             #[test]
             fn every_short_workload_survives_every_power_cut_also_in_recovery() {
-                holds(WorkloadFamily::Short, 16_000, 16_000);
+                holds(WorkloadFamily::Short, 8_000, 8_000);
             }
 
             #[test]
             fn cleaning_and_checkpoints_survive_every_power_cut() {
-                holds(WorkloadFamily::Loaded, 6_000, 6_000);
+                holds(WorkloadFamily::Loaded, 3_000, 3_000);
             }
 
             #[test]
             fn acknowledged_commits_survive_power_cuts_as_a_prefix() {
-                holds(WorkloadFamily::Plain, 6_000, 6_000);
+                holds(WorkloadFamily::Plain, 3_000, 3_000);
             }
 
             #[test]
             fn cleaning_and_checkpoints_lose_nothing_and_bring_nothing_back() {
-                holds(WorkloadFamily::Busy, 5_000, 5_000);
+                holds(WorkloadFamily::Busy, 2_500, 2_500);
             }
 
             #[test]
             fn large_values_are_complete_or_absent() {
-                holds(WorkloadFamily::Large, 6_000, 6_000);
+                holds(WorkloadFamily::Large, 3_000, 3_000);
             }
 
             #[test]
             fn power_cuts_during_keyspace_creation_and_drop_lose_nothing() {
-                holds(WorkloadFamily::Drops, 6_000, 6_000);
+                holds(WorkloadFamily::Drops, 3_000, 3_000);
             }
 
             #[test]
             fn torn_sectors_odd_lengths_and_garbage_are_no_commits() {
-                holds(WorkloadFamily::Torn, 5_000, 5_000);
+                holds(WorkloadFamily::Torn, 2_500, 2_500);
             }
 
             #[test]
             fn a_crash_in_a_load_or_a_conversion_leaves_the_old_keyspace_or_the_new_one() {
-                holds(WorkloadFamily::Moving, 6_000, 6_000);
+                holds(WorkloadFamily::Moving, 3_000, 3_000);
             }
 
             #[test]
             fn a_compacted_keyspace_survives_every_power_cut() {
-                let cases = if $subject.is_sorted_by_compaction() { 4_000 } else { 2_000 };
+                let cases = if $subject.is_sorted_by_compaction() { 2_000 } else { 1_000 };
                 holds(WorkloadFamily::Sorted, cases, cases);
             }
         }
