@@ -1,6 +1,8 @@
 //! # Steps of CI, also to be run before a push
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::available_parallelism;
 use std::time::Instant;
 
 use crate::field;
@@ -53,6 +55,65 @@ fn optional_tests() -> Command {
     with_opt_level(cargo(&words.concat()), "0")
 }
 
+/// File system in memory, and the space that the tests need there at most.
+const MEMORY_FILES: &str = "/dev/shm";
+const TEST_KIB: u64 = 8 << 20;
+
+/// Directory of temporary files in memory. Dropping it removes it.
+struct MemoryDir(PathBuf);
+
+impl MemoryDir {
+    /// Creates the directory, if there is a file system in memory with enough space.
+    fn create() -> Result<Option<MemoryDir>, String> {
+        if !Path::new(MEMORY_FILES).is_dir() {
+            return Ok(None);
+        }
+        let mut command = Command::new("df");
+        command.args(["--output=avail", "--block-size=1K", MEMORY_FILES]);
+        let text = shell::output(command).map_or_else(|_| String::new(), |(_, text)| text);
+        let free_kib: Option<u64> = text.lines().last().and_then(|line| line.trim().parse().ok());
+        if free_kib.is_none_or(|kib| kib < TEST_KIB) {
+            return Ok(None);
+        }
+        let dir = Path::new(MEMORY_FILES).join(format!("sheaf-ci-{}", std::process::id()));
+        std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        Ok(Some(MemoryDir(dir)))
+    }
+}
+
+impl Drop for MemoryDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Returns a test command with four threads for each processor, because many tests wait for
+/// devices or for other threads.
+fn with_test_threads(mut command: Command) -> Command {
+    let threads = available_parallelism().map_or(1, usize::from) * 4;
+    command.env("RUST_TEST_THREADS", threads.to_string());
+    command
+}
+
+/// Runs the test command of the README, with the temporary files in memory if possible. ext4
+/// creates files slowly soon after others were removed, so that thousands of small databases take
+/// longer there than their tests. Then runs the tests of calls to the file system on the device,
+/// for two engines that use all of these calls.
+fn readme_tests() -> Result<(), String> {
+    let memory = MemoryDir::create()?;
+    let mut all = with_test_threads(cargo(&["test", "--locked"]));
+    if let Some(MemoryDir(dir)) = &memory {
+        all.env("TMPDIR", dir);
+    }
+    step(all)?;
+    if memory.is_none() {
+        return Ok(()); // all tests ran on the device
+    }
+    let on_device = ["conformance::flex::", "conformance::flat::", "kill::", "backups::"];
+    let words = [&["test", "--locked", "--test", "suites", "--"][..], &on_device].concat();
+    step(with_test_threads(cargo(&words)))
+}
+
 /// Runs all steps; stops at the first failure.
 pub(crate) fn run() -> Result<(), String> {
     let began = Instant::now();
@@ -68,7 +129,7 @@ pub(crate) fn run() -> Result<(), String> {
     let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf-db/metrics,sheaf-db/tokio"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
-    step(cargo(&["test", "--locked"]))?; // the test command of the README
+    readme_tests()?;
     step(optional_tests())?;
     // The tests in C need a compiler. The test of LevelDB is fetched, and therefore not part of CI.
     bindings::bindings(&["--profile", "test", "--skip-leveldb", "--skip-header"].map(str::to_owned))?;
