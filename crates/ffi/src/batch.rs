@@ -4,11 +4,11 @@ use std::mem::MaybeUninit;
 
 use sheaf::{Batch, CommitTicket, Database};
 
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{handle_out, sheaf_bytes};
 use crate::boundary::{self, Exclusive, Outcome, call, given};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
 use crate::keyspace::{sheaf_keyspace, writable};
-use crate::memory::{handle_out, sheaf_bytes};
 use crate::options::chosen_durability;
 use crate::write::bounds;
 

@@ -6,13 +6,13 @@ use std::mem::MaybeUninit;
 
 use sheaf::{BulkLoadOptions, BulkLoader};
 
+use crate::boundary::callback::sheaf_source_fn;
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::json;
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{self, Exclusive, Failure, call, given, invalid};
-use crate::callback::sheaf_source_fn;
-use crate::code::sheaf_code;
 use crate::database::sheaf_db;
-use crate::error::sheaf_error;
-use crate::json;
-use crate::memory::{handle_out, sheaf_bytes, sheaf_value};
 
 /// Options of a bulk load.
 pub struct sheaf_loader_options(Exclusive<BulkLoadOptions>);
@@ -116,12 +116,12 @@ pub extern "C" fn sheaf_loader_push(
 }
 
 /// Bytes that a callback returns.
-struct Source {
+struct CallbackSource {
     read: extern "C" fn(context: *mut c_void, buffer: *mut c_void, size: usize) -> usize,
     context: *mut c_void,
 }
 
-impl Read for Source {
+impl Read for CallbackSource {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let got = (self.read)(self.context, buffer.as_mut_ptr().cast(), buffer.len());
         if got > buffer.len() { Err(sheaf::Error::Cancelled.into()) } else { Ok(got) }
@@ -144,7 +144,7 @@ pub extern "C" fn sheaf_loader_push_source(
 ) -> sheaf_code {
     call(error, || {
         let value_size = value_size.map(|size| size.write(0));
-        let mut source = Source { read: given(source, "source")?, context };
+        let mut source = CallbackSource { read: given(source, "source")?, context };
         let mut loader = given(loader, "loader")?.0.lock("loader")?;
         let loader = loader.as_mut().ok_or_else(ended)?;
         let pushed = loader.push_reader(key.get("key")?, &mut source)?;

@@ -9,12 +9,12 @@ use std::time::{Duration, UNIX_EPOCH};
 use serde_json::json;
 use sheaf::{Change, ChangeCursor, ChangeKind, ChangePosition, Changes, CommittedChanges};
 
+use crate::boundary::code::{sheaf_change_kind, sheaf_code};
+use crate::boundary::error::sheaf_error;
+use crate::boundary::json;
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{self, Exclusive, Outcome, call, found, given, invalid};
-use crate::code::{sheaf_change_kind, sheaf_code};
 use crate::database::sheaf_db;
-use crate::error::sheaf_error;
-use crate::json;
-use crate::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::snapshot::sheaf_snapshot;
 
 /// Longest single wait of a call without a limit.

@@ -6,13 +6,13 @@ use std::os::unix::ffi::OsStrExt;
 use sheaf::{Database, OpenOutcome};
 
 use crate::batch::sheaf_batch;
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::json;
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{self, call, found, given};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
-use crate::json;
 use crate::keyspace::sheaf_keyspace;
 use crate::keyspace_options::sheaf_keyspace_options;
-use crate::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::options::sheaf_options;
 use crate::owner::sheaf_owner;
 use crate::snapshot::sheaf_snapshot;

@@ -8,11 +8,11 @@ use std::ops::Bound;
 
 use sheaf::{Iter, Keys, TransactionIter};
 
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{handle_out, sheaf_bytes};
 use crate::boundary::{self, Exclusive, Failure, Outcome, call, found, given};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
 use crate::keyspace::{Source, readable, sheaf_keyspace};
-use crate::memory::{handle_out, sheaf_bytes};
 use crate::write::bounds;
 
 /// Iterator over the pairs or the keys of a keyspace.

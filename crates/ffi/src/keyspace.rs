@@ -6,11 +6,11 @@ use std::mem::MaybeUninit;
 
 use sheaf::{Keyspace, KeyspaceSnapshot};
 
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::json;
+use crate::boundary::memory::{handle_out, sheaf_value};
 use crate::boundary::{self, Outcome, call, given};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
-use crate::json;
-use crate::memory::{handle_out, sheaf_value};
 
 /// A map from bytes to bytes: a keyspace of the database, or one of a snapshot.
 pub struct sheaf_keyspace(pub(crate) Source);

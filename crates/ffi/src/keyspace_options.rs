@@ -4,10 +4,10 @@ use std::mem::MaybeUninit;
 
 use sheaf::KeyspaceOptions;
 
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{handle_out, sheaf_bytes};
 use crate::boundary::{self, Exclusive, Outcome, call, given};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
-use crate::memory::{handle_out, sheaf_bytes};
 
 /// Options of a keyspace at its creation.
 pub struct sheaf_keyspace_options(Exclusive<KeyspaceOptions>);

@@ -9,14 +9,14 @@ use sheaf::{
     RepairOptions,
 };
 
+use crate::boundary::callback::{report as progress_of, sheaf_finding_fn, sheaf_progress_fn};
+use crate::boundary::code::{sheaf_code, sheaf_phase};
+use crate::boundary::error::sheaf_error;
+use crate::boundary::json;
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{call, given};
-use crate::callback::{report as progress_of, sheaf_finding_fn, sheaf_progress_fn};
-use crate::code::{sheaf_code, sheaf_phase};
 use crate::database::sheaf_db;
-use crate::error::sheaf_error;
-use crate::json;
 use crate::keyspace_options::sheaf_keyspace_options;
-use crate::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::options::sheaf_options;
 
 /// Returns the progress of a backup for a callback.

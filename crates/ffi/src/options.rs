@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use sheaf::{Builder, ChangeRetention, Database, Durability, Permissions, PersistenceMode, Stall};
 
+use crate::boundary::callback::{SharedContext, sheaf_release_fn, sheaf_stall_fn};
+use crate::boundary::code::{sheaf_code, sheaf_durability, sheaf_persistent_memory};
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{handle_out, sheaf_bytes};
 use crate::boundary::{self, Exclusive, Outcome, call, given, invalid};
-use crate::callback::{SharedContext, sheaf_release_fn, sheaf_stall_fn};
-use crate::code::{sheaf_code, sheaf_durability, sheaf_persistent_memory};
-use crate::error::sheaf_error;
-use crate::memory::{handle_out, sheaf_bytes};
 
 type Setting = Box<dyn Fn(Builder) -> Builder + Send>;
 

@@ -6,14 +6,14 @@ use std::ops::ControlFlow;
 
 use sheaf::{AttachedOwner, Error};
 
+use crate::boundary::callback::{report as progress_of, sheaf_finding_fn, sheaf_progress_fn};
+use crate::boundary::code::{sheaf_code, sheaf_phase};
+use crate::boundary::error::sheaf_error;
+use crate::boundary::json;
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{self, Exclusive, call, found, given};
-use crate::callback::{report as progress_of, sheaf_finding_fn, sheaf_progress_fn};
-use crate::code::{sheaf_code, sheaf_phase};
-use crate::error::sheaf_error;
-use crate::json;
 use crate::keyspace_options::sheaf_keyspace_options;
 use crate::maintenance::{backup_step, conversion_step, rate_of, tell};
-use crate::memory::{handle_out, sheaf_bytes, sheaf_value};
 
 /// A connection to the process that has a database open.
 pub struct sheaf_owner(Exclusive<AttachedOwner>);

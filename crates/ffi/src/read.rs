@@ -7,12 +7,12 @@ use std::time::UNIX_EPOCH;
 
 use sheaf::{Expiry, Value};
 
+use crate::boundary::callback::sheaf_read_fn;
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{handle_out, sheaf_buffer, sheaf_bytes, sheaf_value};
 use crate::boundary::{Failure, Outcome, call, found, given, invalid};
-use crate::callback::sheaf_read_fn;
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
 use crate::keyspace::{Source, readable, sheaf_keyspace};
-use crate::memory::{handle_out, sheaf_buffer, sheaf_bytes, sheaf_value};
 
 impl Source {
     #[inline]

@@ -4,12 +4,12 @@ use std::mem::MaybeUninit;
 
 use sheaf::Snapshot;
 
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::json;
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{self, call, given};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
-use crate::json;
 use crate::keyspace::sheaf_keyspace;
-use crate::memory::{handle_out, sheaf_bytes, sheaf_value};
 
 /// A read-only view of all keyspaces as of one commit. Disk space of data that is overwritten later
 /// is reclaimed after the snapshot, its keyspaces and its iterators were freed.

@@ -6,11 +6,11 @@ use std::mem::MaybeUninit;
 use sheaf::{ValueReader, ValueWriter};
 
 use crate::batch::sheaf_ticket;
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{handle_out, sheaf_buffer, sheaf_bytes};
 use crate::boundary::{self, Exclusive, Failure, call, found, given, invalid};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
 use crate::keyspace::{Source, readable, sheaf_keyspace, writable};
-use crate::memory::{handle_out, sheaf_buffer, sheaf_bytes};
 use crate::options::chosen_durability;
 
 /// Stream that reads a value.

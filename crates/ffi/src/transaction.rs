@@ -7,13 +7,13 @@ use std::sync::MutexGuard;
 use sheaf::{Durability, Keyspace, Result, Savepoint, Transaction, Value};
 
 use crate::batch::sheaf_ticket;
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{self, Exclusive, Outcome, call, found, given, invalid};
-use crate::code::sheaf_code;
 use crate::database::sheaf_db;
-use crate::error::sheaf_error;
 use crate::iter::sheaf_iter;
 use crate::keyspace::{sheaf_keyspace, writable};
-use crate::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::options::chosen_durability;
 use crate::write::bounds;
 

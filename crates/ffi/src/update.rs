@@ -5,12 +5,12 @@ use std::mem::MaybeUninit;
 
 use sheaf::{ConflictKeys, Error};
 
+use crate::boundary::callback::{decide, sheaf_change_fn};
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{sheaf_bytes, sheaf_value};
 use crate::boundary::{Outcome, call, found, given};
-use crate::callback::{decide, sheaf_change_fn};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
 use crate::keyspace::{sheaf_keyspace, writable};
-use crate::memory::{sheaf_bytes, sheaf_value};
 use crate::read::write_pair;
 
 /// Sets `key` to `value` if the key does not exist, atomically. Otherwise returns `SHEAF_CONFLICT`,

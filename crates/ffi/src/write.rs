@@ -5,11 +5,11 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use crate::batch::sheaf_ticket;
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::{handle_out, sheaf_bytes};
 use crate::boundary::{Outcome, call};
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
 use crate::keyspace::{sheaf_keyspace, writable};
-use crate::memory::{handle_out, sheaf_bytes};
 use crate::options::chosen_durability;
 
 /// Sets `key` to `value` with the default durability of the database.

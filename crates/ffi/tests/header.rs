@@ -28,6 +28,12 @@ fn generated() -> String {
         })
 }
 
+/// Returns the files of a directory and of those below it.
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let paths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    paths.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+}
+
 #[test]
 fn committed_header_is_the_generated_one() {
     let path: PathBuf = root().join("include/sheaf.h");
@@ -48,8 +54,7 @@ fn committed_header_is_the_generated_one() {
 fn every_function_is_in_the_header_and_states_its_thread_rules() {
     let header = generated();
     let mut functions = 0;
-    for file in std::fs::read_dir(root().join("src")).unwrap() {
-        let path = file.unwrap().path();
+    for path in sources(&root().join("src")) {
         let source = std::fs::read_to_string(&path).unwrap();
         for part in source.split("#[unsafe(no_mangle)]\n").skip(1) {
             let name = part.split("fn ").nth(1).and_then(|rest| rest.split(['(', '<']).next()).unwrap();

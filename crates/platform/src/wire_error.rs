@@ -185,25 +185,26 @@ const CHANGES_TOO_OLD: u8 = 26;
 
 /// Encodes `error`.
 pub fn encode(error: &Error, w: &mut FieldWriter) {
-    let path_of = |w: &mut FieldWriter, kind: u8, path: &Path| {
+    let path_of = |w: &mut FieldWriter, kind: u8, path: &Path, numbers: &[u64]| {
         w.u8(kind);
         w.path(path);
+        numbers.iter().for_each(|number| w.u64(*number));
     };
-    let texts = |w: &mut FieldWriter, kind: u8, texts: &[&str]| {
+    let texts = |w: &mut FieldWriter, kind: u8, texts: &[&str], numbers: &[u64]| {
         w.u8(kind);
         texts.iter().for_each(|text| w.text(text));
+        numbers.iter().for_each(|number| w.u64(*number));
     };
     match error {
         Error::Io { op, path, source } => encode_io(*op, path, source, w),
         Error::Corrupt { path, offset, structure, damage } => {
-            path_of(w, CORRUPT, path);
-            w.u64(*offset);
+            path_of(w, CORRUPT, path, &[*offset]);
             w.text(structure);
             encode_damage(damage, w);
         }
-        Error::NoSpace { path } => path_of(w, NO_SPACE, path),
+        Error::NoSpace { path } => path_of(w, NO_SPACE, path, &[]),
         Error::Locked { path, pid, program, is_stopped, cause } => {
-            path_of(w, LOCKED, path);
+            path_of(w, LOCKED, path, &[]);
             encode_process(*pid, program.as_deref(), *is_stopped, w);
             w.u8(match cause {
                 LockConflict::Owner => 0,
@@ -213,64 +214,46 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
             });
         }
         Error::OwnerUnresponsive { path, pid, program, is_stopped, waited } => {
-            path_of(w, OWNER_UNRESPONSIVE, path);
+            path_of(w, OWNER_UNRESPONSIVE, path, &[]);
             encode_process(*pid, program.as_deref(), *is_stopped, w);
             w.u64(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
         }
-        Error::Poisoned { cause } => texts(w, POISONED, &[cause.name()]),
-        Error::TooLarge { object, got, max } => {
-            texts(w, TOO_LARGE, &[object]);
-            w.u64(*got);
-            w.u64(*max);
-        }
+        Error::Poisoned { cause } => texts(w, POISONED, &[cause.name()], &[]),
+        Error::TooLarge { object, got, max } => texts(w, TOO_LARGE, &[object], &[*got, *max]),
         Error::UnsupportedVersion { path, found, supported } => {
-            path_of(w, FORMAT, path);
+            path_of(w, FORMAT, path, &[]);
             w.u32(*found);
             w.u32(*supported);
         }
         Error::NotADatabase { path, reason } => {
-            path_of(w, NOT_A_DATABASE, path);
+            path_of(w, NOT_A_DATABASE, path, &[]);
             w.text(reason);
         }
         Error::NotABackup { path, reason } => {
-            path_of(w, NOT_A_BACKUP, path);
+            path_of(w, NOT_A_BACKUP, path, &[]);
             w.text(reason);
         }
         Error::Cancelled => w.u8(CANCELLED),
-        Error::DatabaseNotFound { path } => path_of(w, NOT_FOUND, path),
-        Error::KeyspaceNotFound { name } => texts(w, KEYSPACE_NOT_FOUND, &[name]),
-        Error::KeyspaceExists { name } => texts(w, KEYSPACE_EXISTS, &[name]),
+        Error::DatabaseNotFound { path } => path_of(w, NOT_FOUND, path, &[]),
+        Error::KeyspaceNotFound { name } => texts(w, KEYSPACE_NOT_FOUND, &[name], &[]),
+        Error::KeyspaceExists { name } => texts(w, KEYSPACE_EXISTS, &[name], &[]),
         Error::EngineMismatch { name, found, requested } => {
-            texts(w, ENGINE_MISMATCH, &[name, found, requested]);
+            texts(w, ENGINE_MISMATCH, &[name, found, requested], &[]);
         }
-        Error::Unsupported { engine, feature } => texts(w, UNSUPPORTED, &[engine, feature]),
+        Error::Unsupported { engine, feature } => texts(w, UNSUPPORTED, &[engine, feature], &[]),
         Error::Conflict { keyspace, keys } => {
-            texts(w, CONFLICT, &[keyspace]);
+            texts(w, CONFLICT, &[keyspace], &[]);
             encode_conflict(w, keys);
         }
-        Error::MemoryBudgetExceeded { budget } => {
-            w.u8(OVER_BUDGET);
-            w.u64(*budget);
-        }
-        Error::Busy { waiting_for } => texts(w, BUSY, &[waiting_for.name()]),
-        Error::ChangesTooOld { position, oldest } => {
-            w.u8(CHANGES_TOO_OLD);
-            w.u64(*position);
-            w.u64(*oldest);
-        }
+        Error::MemoryBudgetExceeded { budget } => texts(w, OVER_BUDGET, &[], &[*budget]),
+        Error::Busy { waiting_for } => texts(w, BUSY, &[waiting_for.name()], &[]),
+        Error::ChangesTooOld { position, oldest } => texts(w, CHANGES_TOO_OLD, &[], &[*position, *oldest]),
         Error::ReadOnly => w.u8(READ_ONLY),
         Error::Closed => w.u8(CLOSED),
-        Error::InvalidArgument { argument, reason } => texts(w, INVALID, &[argument, reason]),
-        Error::OwnerClosed { path } => path_of(w, OWNER_CLOSED, path),
-        Error::TooManyFiles { path, limit } => {
-            path_of(w, TOO_MANY_FILES, path);
-            w.u64(limit.unwrap_or(0));
-        }
-        Error::FileSizeLimit { path, size, limit } => {
-            path_of(w, FILE_LIMIT, path);
-            w.u64(*size);
-            w.u64(*limit);
-        }
+        Error::InvalidArgument { argument, reason } => texts(w, INVALID, &[argument, reason], &[]),
+        Error::OwnerClosed { path } => path_of(w, OWNER_CLOSED, path, &[]),
+        Error::TooManyFiles { path, limit } => path_of(w, TOO_MANY_FILES, path, &[limit.unwrap_or(0)]),
+        Error::FileSizeLimit { path, size, limit } => path_of(w, FILE_LIMIT, path, &[*size, *limit]),
     }
 }
 

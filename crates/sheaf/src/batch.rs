@@ -542,14 +542,7 @@ impl Batch {
             .filter_map(|(entry, state)| Some(CommitWrite::new(&states[*state], merged.get(entry)?.expect?)));
         let mut writes: Vec<CommitWrite<'_>> =
             Vec::with_capacity(ranges.len() + expected.len() + order.len());
-        let mut to_list: Vec<(usize, &RemovedRange)> = Vec::new();
-        for (entry, state) in ranges {
-            let BatchChange::RemoveRange(range) = &self.entries[*entry].change else { continue };
-            match range.is_one_record(&states[*state])? {
-                true => writes.push(range.write(&states[*state])),
-                false => to_list.push((*state, range)),
-            }
-        }
+        let to_list = self.add_range_removals(&resolved, &mut writes)?;
         writes.extend(expect_ops.into_iter().zip(&expected).map(|(op, state)| CommitWrite::new(state, op)));
         writes.extend(conditions);
         let first_op = writes.len();
@@ -618,6 +611,24 @@ impl Batch {
             ops.push(op);
         }
         Ok(Some(ops))
+    }
+
+    /// Adds each removal of a range that is one record of the log. Returns the other ranges, each
+    /// with the number of its keyspace: their keys must be listed.
+    fn add_range_removals<'w>(
+        &'w self,
+        resolved: &'w ResolvedBatch,
+        writes: &mut Vec<CommitWrite<'w>>,
+    ) -> Result<Vec<(usize, &'w RemovedRange)>> {
+        let mut to_list = Vec::new();
+        for (entry, state) in &resolved.ranges {
+            let BatchChange::RemoveRange(range) = &self.entries[*entry].change else { continue };
+            match range.is_one_record(&resolved.states[*state])? {
+                true => writes.push(range.write(&resolved.states[*state])),
+                false => to_list.push((*state, range)),
+            }
+        }
+        Ok(to_list)
     }
 
     /// Adds a removal of each listed key that no operation of the batch changes afterwards.

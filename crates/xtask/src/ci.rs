@@ -10,6 +10,7 @@ use crate::invariants;
 use crate::prose;
 use crate::safety;
 use crate::shell::{self, cargo, interleavings};
+use crate::sizes;
 use crate::{bindings, bindings_python, cross};
 
 /// Runs a step. CI builds once, so incremental builds would only cost time, and would make the
@@ -124,6 +125,8 @@ pub(crate) fn run() -> Result<(), String> {
     invariants::invariants(&[])?;
     println!("\n== safety");
     safety::safety(&[])?;
+    println!("\n== sizes");
+    sizes::sizes(&[])?;
     step(clippy())?;
     cross::cross_in_ci()?;
     let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf-db/metrics,sheaf-db/tokio"]);

@@ -22,6 +22,7 @@ mod release;
 mod safety;
 mod seeded;
 mod shell;
+mod sizes;
 mod source;
 
 use std::process::ExitCode;
@@ -47,6 +48,8 @@ cargo xtask bindings-python [--quick]           builds the wheel of the Python b
 cargo xtask invariants                          each numbered invariant of a module header has an assert that names it,
                                                 or a row in docs/invariants.md with the reason
 cargo xtask safety                              each unsafe block, impl and function has a note of at most three lines
+cargo xtask sizes [--totals]                    files have at most 720 lines, functions at most 80 (99 of 100 at most 50), and
+                                                folders at most 20 Rust files; --totals prints the largest
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
 cargo xtask golden                              makes the golden databases of the format that may still change
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Some("bindings") => bindings::bindings(&words[1..]),
         Some("invariants") => invariants::invariants(&words[1..]),
         Some("safety") => safety::safety(&words[1..]),
+        Some("sizes") => sizes::sizes(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),
         Some("golden") if words.len() == 1 => golden(),
         Some("release") => release::release(&words[1..]),

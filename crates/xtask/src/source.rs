@@ -174,6 +174,28 @@ fn word(rest: &str) -> usize {
     }
 }
 
+/// Returns whether the byte of `code` at `index` is a character literal, such as `'('`.
+pub(crate) fn is_character(code: &str, index: usize) -> bool {
+    let byte = |at: Option<usize>| at.and_then(|at| code.as_bytes().get(at));
+    byte(index.checked_sub(1)) == Some(&b'\'') && byte(index.checked_add(1)) == Some(&b'\'')
+}
+
+/// Returns the position of the brace that closes the one at `begin`, or the length of the
+/// code.
+pub(crate) fn closing_brace(code: &str, begin: usize) -> usize {
+    let mut depth = 0_usize;
+    for (index, byte) in code.bytes().enumerate().skip(begin) {
+        match byte {
+            _ if is_character(code, index) => {}
+            b'{' => depth += 1,
+            b'}' if depth == 1 => return index,
+            b'}' => depth -= 1,
+            _ => {}
+        }
+    }
+    code.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

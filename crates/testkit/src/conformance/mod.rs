@@ -21,13 +21,13 @@
 pub mod batches;
 pub mod changes;
 pub mod closing;
-pub mod compressed_features;
 pub mod compression;
 pub mod concurrency;
 pub mod expiry;
 pub mod full_disk;
 pub mod idle;
 pub mod keyspaces;
+pub mod non_blocking;
 pub mod opening;
 pub mod persistence;
 pub mod points;
@@ -38,8 +38,6 @@ pub mod sizes;
 pub mod snapshots;
 pub mod streams;
 pub mod transactions;
-pub mod try_gets;
-pub mod try_writes;
 
 use sheaf::{Keyspace, Result, Value};
 
@@ -225,14 +223,14 @@ macro_rules! conformance {
                 a_codec_that_the_build_lacks_is_refused_at_creation
                 a_repair_copies_compressed_values
             }
-            $crate::promises! { $subject, STEPPED, compressed_features:
+            $crate::promises! { $subject, STEPPED, compression::features:
                 compressed_pairs_expire_and_keep_their_times
                 compressed_values_with_times_move_with_their_keyspace
                 expiry_needs_no_codec
                 the_feed_delivers_decoded_values
                 the_feed_goes_on_without_the_codec
             }
-            $crate::promises! { $subject, EVERYWHERE, compressed_features:
+            $crate::promises! { $subject, EVERYWHERE, compression::features:
                 ranges_of_compressed_pairs_are_removed
             }
             $crate::promises! { $subject, EVERYWHERE, snapshots:
@@ -346,6 +344,8 @@ macro_rules! conformance {
                 invalid_times_to_live_write_nothing
                 a_default_time_to_live_holds_for_every_put
                 large_values_are_streamed_with_their_time
+            }
+            $crate::promises! { $subject, STEPPED, expiry::persistence:
                 times_survive_reopening_kills_and_power_cuts
                 an_index_lives_and_ends_with_its_keyspace
                 conversions_keep_the_times
@@ -360,18 +360,18 @@ macro_rules! conformance {
             $crate::promises! { $subject, THREADED, expiry:
                 expired_pairs_disappear_without_a_call
             }
-            $crate::promises! { $subject, EVERYWHERE, try_gets:
+            $crate::promises! { $subject, EVERYWHERE, non_blocking::gets:
                 a_try_get_returns_the_value_or_would_read
                 a_try_get_of_a_snapshot_shows_the_snapshot
             }
-            $crate::promises! { $subject, STEPPED, try_gets:
+            $crate::promises! { $subject, STEPPED, non_blocking::gets:
                 a_try_get_is_ready_after_a_get
                 a_try_get_never_waits_for_the_disk
             }
-            $crate::promises! { $subject, TINY_STEPPED, try_writes:
+            $crate::promises! { $subject, TINY_STEPPED, non_blocking::writes:
                 a_throttled_try_write_returns_busy_and_writes_nothing
             }
-            $crate::promises! { $subject, EVERYWHERE, try_writes:
+            $crate::promises! { $subject, EVERYWHERE, non_blocking::writes:
                 an_idle_database_is_never_busy
             }
             $crate::promises! { $subject, THREADED, concurrency:
@@ -401,14 +401,19 @@ macro_rules! conformance {
 #[macro_export]
 macro_rules! promises {
     ($subject:expr, $settings:ident, $area:ident: $($name:ident)*) => {
-        $(
-            #[test]
-            fn $name() {
-                let name = concat!(stringify!($area), "::", stringify!($name));
-                let settings = $crate::conformance::$settings;
-                $crate::conformance::run_promise(&$subject, name, settings, $crate::conformance::$area::$name);
-            }
-        )*
+        $( $crate::promises! { $subject, $settings, $name, $area } )*
+    };
+    ($subject:expr, $settings:ident, $area:ident::$part:ident: $($name:ident)*) => {
+        $( $crate::promises! { $subject, $settings, $name, $area $part } )*
+    };
+    ($subject:expr, $settings:ident, $name:ident, $($area:ident)+) => {
+        #[test]
+        fn $name() {
+            let name = concat!($(stringify!($area), "::",)+ stringify!($name));
+            let settings = $crate::conformance::$settings;
+            let promise = $crate::conformance::$($area::)+$name;
+            $crate::conformance::run_promise(&$subject, name, settings, promise);
+        }
     };
 }
 
@@ -464,29 +469,27 @@ pub(crate) fn key(index: usize) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "a test of files of the project")]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    /// Returns the texts of the files below the directory at `dir`, except that of this file.
+    fn areas(dir: &Path) -> Vec<String> {
+        let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        let paths = paths.filter(|path| !path.ends_with("conformance/mod.rs"));
+        paths
+            .flat_map(
+                |path| if path.is_dir() { areas(&path) } else { vec![fs::read_to_string(&path).unwrap()] },
+            )
+            .collect()
+    }
+
     #[test]
     fn every_promise_is_in_the_list() {
         let list = include_str!("mod.rs");
-        let areas = [
-            include_str!("points.rs"),
-            include_str!("sizes.rs"),
-            include_str!("streams.rs"),
-            include_str!("ranges.rs"),
-            include_str!("batches.rs"),
-            include_str!("snapshots.rs"),
-            include_str!("keyspaces.rs"),
-            include_str!("opening.rs"),
-            include_str!("closing.rs"),
-            include_str!("compression.rs"),
-            include_str!("compressed_features.rs"),
-            include_str!("persistence.rs"),
-            include_str!("full_disk.rs"),
-            include_str!("concurrency.rs"),
-            include_str!("try_writes.rs"),
-            include_str!("idle.rs"),
-            include_str!("expiry.rs"),
-        ];
+        let areas = areas(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/conformance"));
+        assert!(areas.len() > 20, "{} files", areas.len());
         for name in areas.iter().flat_map(|area| area.split("\npub fn ").skip(1)) {
             let name = name.split('(').next().unwrap_or_default();
             assert!(list.contains(&format!("                {name}\n")), "{name} is not in the list");

@@ -281,14 +281,7 @@ impl<'a> ModelRunner<'a> {
                 let len = expect_ok("len", self.space(*space).len())?;
                 same("len", &len, &(self.map(*space).len() as u64))
             }
-            ModelStep::SnapshotOpen => {
-                if self.snapshots.len() == MAX_OPEN {
-                    self.snapshots.remove(0);
-                }
-                let snapshot = expect_ok("snapshot", self.db().snapshot())?;
-                self.snapshots.push((snapshot, self.maps.clone()));
-                Ok(())
-            }
+            ModelStep::SnapshotOpen => self.snapshot_open(),
             ModelStep::SnapshotGet { which, space, key } => self.snapshot_get(*which, *space, *key),
             ModelStep::SnapshotScan { which, space, ends, back } => {
                 self.snapshot_scan(*which, *space, *ends, *back)
@@ -330,6 +323,15 @@ impl<'a> ModelRunner<'a> {
             ModelStep::Crash => self.reopen(false).and_then(|()| self.compare_all()),
             ModelStep::CompareAll => self.compare_all(),
         }
+    }
+
+    fn snapshot_open(&mut self) -> StepResult {
+        if self.snapshots.len() == MAX_OPEN {
+            self.snapshots.remove(0);
+        }
+        let snapshot = expect_ok("snapshot", self.db().snapshot())?;
+        self.snapshots.push((snapshot, self.maps.clone()));
+        Ok(())
     }
 
     pub(super) fn check_get(&mut self, space: u8, key: u16) -> StepResult {

@@ -51,7 +51,7 @@ macro_rules! geometry {
 geometry!(cedrus_narrow cedrus_wide flex_wide flex_bounded delsm_steep);
 
 // One decorator compresses the values of all engines. One engine of each kind of log passes the
-// whole conformance suite with it; `compression` and `compressed_features` run with all of them.
+// whole conformance suite with it; `compression` and its `features` run with all of them.
 geometry!(flat_compressed flex_compressed);
 
 #[test]

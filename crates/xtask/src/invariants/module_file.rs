@@ -1,6 +1,6 @@
 //! # Module file: the numbered invariants and the named asserts of a Rust file
 
-use crate::source::{self, CommentKind, SourceParts};
+use crate::source::{self, CommentKind, SourceParts, closing_brace, is_character};
 
 /// Assert with a message that names an invariant.
 #[derive(Debug, PartialEq, Eq)]
@@ -132,12 +132,6 @@ fn enclosing_parenthesis(code: &str, at: usize) -> Option<usize> {
     None
 }
 
-/// Returns whether the byte at `index` is a character literal, such as `'('`.
-fn is_character(code: &str, index: usize) -> bool {
-    let byte = |at: Option<usize>| at.and_then(|at| code.as_bytes().get(at));
-    byte(index.checked_sub(1)) == Some(&b'\'') && byte(index.checked_add(1)) == Some(&b'\'')
-}
-
 /// Parts of a file that are built for tests only.
 #[derive(Debug, Default)]
 struct TestCode {
@@ -180,21 +174,6 @@ impl TestCode {
     fn contains(&self, at: usize) -> bool {
         self.ranges.iter().any(|(begin, end)| (*begin..*end).contains(&at))
     }
-}
-
-/// Returns the position of the brace that closes the one at `begin`.
-fn closing_brace(code: &str, begin: usize) -> usize {
-    let mut depth = 0_usize;
-    for (index, byte) in code.bytes().enumerate().skip(begin) {
-        match byte {
-            _ if is_character(code, index) => {}
-            b'{' => depth += 1,
-            b'}' if depth == 1 => return index,
-            b'}' => depth -= 1,
-            _ => {}
-        }
-    }
-    code.len()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use sheaf::{
 };
 
 use crate::boundary::Outcome;
-use crate::memory::sheaf_value;
+use crate::boundary::memory::sheaf_value;
 
 /// Returns a value with the text of `json`.
 pub(crate) fn handle(json: &Json) -> *mut sheaf_value {

@@ -1,5 +1,7 @@
 //! # Compression: keyspaces with a codec
 
+pub mod features;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 

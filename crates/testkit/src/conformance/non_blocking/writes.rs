@@ -1,6 +1,6 @@
 //! # Writes that do not wait: return `Busy` and write nothing
 
-use super::{bytes, get, key, refused};
+use crate::conformance::{bytes, get, key, refused};
 use crate::fixture::Fixture;
 use sheaf::{Database, Error, Keyspace, StallKind};
 

@@ -9,10 +9,10 @@ use std::ops::ControlFlow;
 
 use sheaf::Value;
 
+use crate::boundary::code::{sheaf_change, sheaf_code};
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::sheaf_bytes;
 use crate::boundary::{Exclusive, Outcome, given, invalid};
-use crate::code::{sheaf_change, sheaf_code};
-use crate::error::sheaf_error;
-use crate::memory::sheaf_bytes;
 
 /// Receives the progress of a long operation: its phase (`SHEAF_PHASE_*`), and the bytes or pairs
 /// done and in total. Returns 0 to continue; any other number cancels the operation, which then
@@ -93,7 +93,7 @@ pub(crate) fn decide(
 pub(crate) fn report(
     progress: sheaf_progress_fn,
     context: *mut c_void,
-    phase: crate::code::sheaf_phase,
+    phase: crate::boundary::code::sheaf_phase,
     (done, total): (u64, u64),
 ) -> ControlFlow<()> {
     match progress.map_or(0, |progress| progress(context, phase as i32, done, total)) {

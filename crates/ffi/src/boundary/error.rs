@@ -7,9 +7,9 @@ use std::path::Path;
 use sheaf::Error;
 
 use crate::boundary;
-use crate::code::sheaf_code::{self, *};
-use crate::code::sheaf_error_field::{self, *};
-use crate::memory::{Out, sheaf_bytes};
+use crate::boundary::code::sheaf_code::{self, *};
+use crate::boundary::code::sheaf_error_field::{self, *};
+use crate::boundary::memory::{Out, sheaf_bytes};
 
 /// An error: a code, a message, and fields.
 pub struct sheaf_error {

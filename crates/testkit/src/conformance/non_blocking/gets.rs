@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::bytes;
+use crate::conformance::bytes;
 use crate::fixture::Fixture;
 use sheaf::{Database, Keyspace, TryGet};
 

@@ -1,5 +1,11 @@
 //! # Boundary: the only place where panics are caught and errors become codes
 
+pub(crate) mod callback;
+pub(crate) mod code;
+pub(crate) mod error;
+pub(crate) mod json;
+pub(crate) mod memory;
+
 use std::any::Any;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,9 +13,9 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use sheaf::Error;
 
-use crate::code::sheaf_code;
-use crate::error::sheaf_error;
-use crate::memory::Out;
+use crate::boundary::code::sheaf_code;
+use crate::boundary::error::sheaf_error;
+use crate::boundary::memory::Out;
 
 /// Result of a function that is not `SHEAF_OK`.
 pub(crate) enum Failure {
@@ -137,7 +143,7 @@ impl<T> Exclusive<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{sheaf_error_free, sheaf_error_message};
+    use crate::boundary::error::{sheaf_error_free, sheaf_error_message};
 
     /// Returns the code and the message of a call.
     fn result_of(body: impl FnOnce() -> Outcome<()>) -> (sheaf_code, String) {

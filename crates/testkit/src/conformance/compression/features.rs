@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::compression::{stored, text};
-use super::{KeyValue, bytes, get, key, refused, sorted};
+use super::{stored, text};
+use crate::conformance::{KeyValue, bytes, get, key, refused, sorted};
 use crate::fixture::Fixture;
 use crate::replica::{Replica, keep_all_changes, read_snapshot};
 use sheaf::{
