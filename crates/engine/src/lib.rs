@@ -13,7 +13,7 @@
 //!   contract     traits of an engine; context: services for engines
 //!   decoding     an engine of a keyspace with compressed values
 //!   window       order and visibility of commits; views, versions: past states
-//!   memtable     recent commits in memory
+//!   memtable     recent commits in memory; removed_range_cache: ranges that cursors skip
 //!   page_file, checkpoint_file, log_entries, read_ahead: files and their content
 //!   workload, idle, scan_length: statistics
 //! ```
@@ -29,6 +29,7 @@ pub mod log_entries;
 pub mod memtable;
 pub mod page_file;
 pub mod read_ahead;
+pub mod removed_range_cache;
 pub mod scan_length;
 pub mod versions;
 pub mod views;

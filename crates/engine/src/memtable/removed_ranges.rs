@@ -2,7 +2,8 @@
 //!
 //! A *removed range* is an open interval of keys without a value, from a certain commit on.
 //! Removals report some of their keys. Later, a thread *measures* the interval around such a key by
-//! a scan of all of the engine's data. Scans then skip the interval in one step.
+//! a scan of all of the engine's data. Scans then skip the interval in one step. (Cursors of other
+//! engines record ranges and their exact ends: `removed_range_cache.rs`.)
 //!
 //! ## Picture
 //!
@@ -26,8 +27,7 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call. The lock is held for the lookup of one key, never during a scan. One thread
-//! measures at a time.
+//! Any. The lock is held for the lookup of one key, never during a scan. One thread measures.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -47,14 +47,14 @@ const MAX_RANGES: usize = 512;
 const MAX_REQUESTS: usize = 64;
 /// Maximum number of puts during one measurement. With more, its result is discarded.
 const MAX_PUTS: usize = 256;
-/// Number of keys of a range that one commit removed: nobody has counted them.
+/// Number of keys of a range that one commit removed: they are not counted.
 const UNKNOWN_KEYS: u64 = u64::MAX;
 /// Maximum length in bytes of a key that is an end of a range.
 const MAX_KEY_LEN: usize = 1 << 10;
 
 /// Interval without a value, as a scan found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemovedRange {
+pub struct MeasuredRange {
     /// Key before the interval, which may have a value. `None` if the interval has no lower end.
     pub low: Option<Vec<u8>>,
     /// Key behind the interval, which may have a value. `None` if the interval has no upper end.
@@ -141,8 +141,8 @@ impl RangesInner {
     }
 
     /// Adds an interval, and merges it with the ranges that it overlaps.
-    fn add(&mut self, mut stretch: RemovedRange, mut at: Seq) {
-        let overlaps = |low: Option<&[u8]>, high: Option<&[u8]>, other: &RemovedRange| {
+    fn add(&mut self, mut stretch: MeasuredRange, mut at: Seq) {
+        let overlaps = |low: Option<&[u8]>, high: Option<&[u8]>, other: &MeasuredRange| {
             let starts = |low: Option<&[u8]>, high: Option<&[u8]>| match (low, high) {
                 (Some(low), Some(high)) => low < high,
                 _ => true,
@@ -210,7 +210,7 @@ impl RemovedRanges {
     pub fn note_range(&self, seq: Seq, first: &[u8], end: Option<&[u8]>) {
         self.newest.fetch_max(seq.0, Ordering::Release);
         let low = (!first.is_empty()).then(|| first.to_vec());
-        let range = RemovedRange { low, high: end.map(<[u8]>::to_vec), keys: UNKNOWN_KEYS };
+        let range = MeasuredRange { low, high: end.map(<[u8]>::to_vec), keys: UNKNOWN_KEYS };
         let mut inner = self.inner.lock();
         inner.add(range, seq);
         self.update_flags(&inner);
@@ -254,7 +254,7 @@ impl RemovedRanges {
     /// # Errors
     ///
     /// Returns the error of `walk`.
-    pub fn measure(&self, key: &[u8], walk: impl FnOnce() -> Result<Option<RemovedRange>>) -> Result<()> {
+    pub fn measure(&self, key: &[u8], walk: impl FnOnce() -> Result<Option<MeasuredRange>>) -> Result<()> {
         let Some(_one) = self.measuring.try_lock() else { return Ok(()) };
         self.inner.lock().puts = Some(Vec::new());
         self.must_check_puts.store(true, Ordering::Relaxed);
@@ -322,7 +322,7 @@ impl RemovedRanges {
 
 /// Returns the part of `stretch` around `key` that contains none of `puts`. Returns `None` if `key`
 /// itself was put.
-fn shortened(mut stretch: RemovedRange, key: &[u8], puts: Vec<Vec<u8>>) -> Option<RemovedRange> {
+fn shortened(mut stretch: MeasuredRange, key: &[u8], puts: Vec<Vec<u8>>) -> Option<MeasuredRange> {
     for put in puts {
         if put == key {
             return None;
@@ -347,7 +347,7 @@ mod tests {
     fn measured(gaps: &RemovedRanges, key: &str, (low, high): (&str, &str), puts: &[&str]) {
         let walk = || {
             puts.iter().for_each(|key| gaps.put(key.as_bytes()));
-            Ok(Some(RemovedRange { low: end(low), high: end(high), keys: 1000 }))
+            Ok(Some(MeasuredRange { low: end(low), high: end(high), keys: 1000 }))
         };
         gaps.measure(key.as_bytes(), walk).unwrap();
     }
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn puts_into_a_range_keep_the_limit() {
         let gaps = RemovedRanges::default();
-        let walk = || Ok(Some(RemovedRange { low: end("b"), high: end("z"), keys: 1 << 40 }));
+        let walk = || Ok(Some(MeasuredRange { low: end("b"), high: end("z"), keys: 1 << 40 }));
         gaps.measure(b"f", walk).unwrap();
         // Each put halves the longest range; enough of them exceed the limit.
         for bits in 1..14_u32 {

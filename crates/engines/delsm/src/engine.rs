@@ -24,6 +24,7 @@ use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::{
     Memtable, MemtableLayer, MemtableVersion as MemVersion, Memtables, VersionWord,
 };
+use sheaf_engine::removed_range_cache::RemovedRangeCache;
 use sheaf_engine::views::{PinnedVersions, Views};
 use sheaf_log::options::EngineOptions;
 use sheaf_log::record::RecordContent;
@@ -35,7 +36,6 @@ use sheaf_platform::sync::{Mutex, Published};
 
 use crate::maintenance::MaintenanceState;
 use crate::maintenance::ingest::DelsmIngest;
-use crate::read::removed_ranges::RemovedRangeMap;
 use crate::sizes::Sizes;
 use crate::tree::{DelsmState, KeyspaceContext, Version};
 
@@ -74,7 +74,7 @@ pub(crate) struct DelsmEngine {
     /// Updated when the store asks whether a checkpoint is due.
     idle_detector: IdleDetector,
     /// Ranges of removed keys that readers skip.
-    pub(crate) removed_ranges: RemovedRangeMap,
+    pub(crate) removed_ranges: RemovedRangeCache,
     /// Number of removals since the last scan for removed ranges, and number at which the next scan
     /// is due.
     removal_scan_counters: [AtomicU64; 2],
@@ -109,7 +109,7 @@ impl DelsmEngine {
             new_key_percent: AtomicU64::new(100),
             pinned_versions: PinnedVersions::default(),
             idle_detector: IdleDetector::default(),
-            removed_ranges: RemovedRangeMap::default(),
+            removed_ranges: RemovedRangeCache::default(),
             removal_scan_counters: [AtomicU64::new(0), AtomicU64::new(sizes.removals_per_scan)],
             removed_keys_skipped: AtomicU64::new(0),
             has_released_views: AtomicBool::new(false),

@@ -4,18 +4,19 @@
 //!
 //! Commits to different keys write the active memtable concurrently; the store holds the stripes of
 //! their keys. Maintenance spills. Readers pin the epoch, load one state, and take no lock. Locks
-//! in order: the store's stripes, `spill` (never awaited by a thread that holds a stripe), that of
-//! `state`, `candidates`, the others.
+//! in order of acquisition: the store's stripes, `spill`, the lock of `state`, `candidates`, all
+//! others. A thread that holds a stripe never waits for `spill`.
 //!
-//! `prepare` of a put reads only the active memtable: lower versions of the key stay in their
-//! source, shadowed. An expectation or a removal looks the key up in all sources.
+//! `prepare` of a put looks the key up in the active memtable only. Older versions in other sources
+//! stay there, and readers do not reach them, because they ask the active memtable first. An
+//! expectation or a removal looks the key up in all sources.
 //!
 //! ## Recovery
 //!
-//! Replay fills the active memtable. The highest number of a key wins, and tombstones are records
-//! like others. If the segment of a level's entry was deleted after the image, replay shadows that
-//! entry. GC deleted the segment because all its records were moved, superseded or removed, and
-//! each of these changes is a record that is replayed.
+//! Replay fills the active memtable. Of the records of a key, the one with the highest seq wins;
+//! tombstones are records too. An entry of a level may refer to a segment that GC deleted after the
+//! image was made. GC did so because all records of the segment had been moved, superseded or
+//! removed. Each of these changes is a record that is replayed, so the memtable shadows the entry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
@@ -32,6 +33,7 @@ use sheaf_engine::log_entries::LiveAccounting;
 use sheaf_engine::memtable::arena::{high, low};
 use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::{MemtableLayer, Memtables};
+use sheaf_engine::removed_range_cache::RemovedRangeCache;
 use sheaf_engine::scan_length::ScanLength;
 use sheaf_engine::versions::{OldVersion, OldVersions};
 use sheaf_engine::views::Views;
@@ -51,7 +53,7 @@ use crate::maintenance::relocation::RelocationCandidates;
 use crate::maintenance::spill::SpillState;
 use crate::memtable::{self, KreonMemtable, KreonVersion, RecordWord};
 use crate::read::cursor::KreonCursor;
-use crate::read::removed_ranges::RemovedRangeCache;
+use crate::read::eager_cursors::EagerCursors;
 use crate::tree::{KreonState, LevelStore};
 
 /// Name of the engine in the catalog.
@@ -125,6 +127,7 @@ pub(crate) struct KreonEngine {
     pub(crate) spill: Mutex<SpillState>,
     pub(crate) live_bitmap: LiveBitmap,
     pub(crate) removed_ranges: RemovedRangeCache,
+    pub(crate) eager_cursors: EagerCursors,
     pub(crate) scan_length: ScanLength,
     pub(crate) candidates: Mutex<RelocationCandidates>,
     /// Numbers of the blobs that records of memtables refer to, by the addresses of the records.
@@ -166,6 +169,7 @@ impl KreonEngine {
             spill: Mutex::default(),
             live_bitmap: LiveBitmap::new(Arc::clone(&context)),
             removed_ranges: RemovedRangeCache::default(),
+            eager_cursors: EagerCursors::default(),
             scan_length: ScanLength::default(),
             candidates: Mutex::default(),
             blob_ids: Mutex::default(),

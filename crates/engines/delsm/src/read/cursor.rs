@@ -8,9 +8,10 @@
 //!
 //! ## Removed keys
 //!
-//! A batch skips the removed range (`removed_ranges.rs`) at its first key. A batch that passes many
-//! removed keys in a row, in no known range, starts again at the first of them. It then watches
-//! puts and records the ranges that it passes. A batch passes at most [`MAX_REMOVED`] removed keys.
+//! A batch skips the removed range (`removed_range_cache`) at its first key. A batch that passes
+//! many removed keys in a row, in no known range, starts again at the first of them. It then
+//! watches puts and records the ranges that it passes. A batch passes at most [`MAX_REMOVED`]
+//! removed keys.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use sheaf_engine::contract::{Bounds, Cursor, EngineReads, Projection};
 use sheaf_engine::keys::{borrow_bound, is_above, is_below};
 use sheaf_engine::memtable::Memtables;
+use sheaf_engine::removed_range_cache::{PutWatch, RemovedRun, position_after};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::{Error, Result};
@@ -30,7 +32,6 @@ use crate::files::pack::Pack;
 use crate::read::merge_inputs::{
     Direction, MemtableInput, MergeHeads, MergeInput, TableInput, TakenKey, UnreadableBlock, VisibleVersion,
 };
-use crate::read::removed_ranges::{PutWatch, successor};
 use crate::tree::{DelsmState, Table};
 
 /// Number of rows of the first batch. Each later batch has twice as many, up to [`MAX_ROWS`], or
@@ -81,8 +82,8 @@ struct RowBatch {
     unreadable: Option<Box<UnreadableBlock>>,
 }
 
-/// Run of removed keys.
-struct RemovedRun {
+/// Run of removed keys that a batch passes.
+struct PassedRun {
     direction: Direction,
     /// Forward: the lowest key of the run. Backward: the lowest key above the run, or `None` at the
     /// end of all keys.
@@ -92,9 +93,9 @@ struct RemovedRun {
     since: Seq,
 }
 
-impl RemovedRun {
+impl PassedRun {
     /// Returns an empty run at the start of a batch.
-    fn new(from: &Bound<Vec<u8>>, direction: Direction) -> RemovedRun {
+    fn new(from: &Bound<Vec<u8>>, direction: Direction) -> PassedRun {
         let edge = match (from, direction) {
             (Bound::Unbounded, Direction::Forward) => Some(Vec::new()),
             (Bound::Unbounded, Direction::Backward) => None,
@@ -102,10 +103,10 @@ impl RemovedRun {
                 Some(key.clone())
             }
             (Bound::Excluded(key), Direction::Forward) | (Bound::Included(key), Direction::Backward) => {
-                Some(successor(key))
+                Some(position_after(key))
             }
         };
-        RemovedRun { direction, edge, count: 0, since: Seq::ZERO }
+        PassedRun { direction, edge, count: 0, since: Seq::ZERO }
     }
 
     fn from(&self) -> Bound<Vec<u8>> {
@@ -122,7 +123,7 @@ impl RemovedRun {
         edge.clear();
         edge.extend_from_slice(key);
         if self.direction == Direction::Forward {
-            edge.push(0); // as in `successor`
+            edge.push(0); // as in `position_after`
         }
         (self.count, self.since) = (0, Seq::ZERO);
     }
@@ -131,17 +132,13 @@ impl RemovedRun {
     /// keys.
     fn record_range(&self, watch: Option<&PutWatch<'_>>, least: usize, key: Option<&[u8]>, is_in: bool) {
         let Some(watch) = watch.filter(|_| self.count >= least) else { return };
-        let behind = key.map(successor);
-        match self.direction {
-            Direction::Forward => {
-                let high = if is_in { behind.as_deref() } else { key };
-                watch.record_range(self.edge.as_deref().unwrap_or_default(), high, self.since);
-            }
-            Direction::Backward => {
-                let low = if is_in { key } else { behind.as_deref() };
-                watch.record_range(low.unwrap_or_default(), self.edge.as_deref(), self.since);
-            }
-        }
+        let (end, behind) = (key.map(<[u8]>::to_vec), key.map(position_after));
+        let (low, high) = match self.direction {
+            Direction::Forward => (self.edge.clone(), if is_in { behind } else { end }),
+            Direction::Backward => (if is_in { end } else { behind }, self.edge.clone()),
+        };
+        let (since, count) = (self.since, self.count as u64);
+        watch.record(RemovedRun { low: low.unwrap_or_default(), high, since, count });
     }
 }
 
@@ -203,17 +200,17 @@ impl RowBatch {
 
     /// Moves the start behind a removed range. Returns false if no key is left then.
     fn skip_removed_range(&mut self, engine: &DelsmEngine, direction: Direction) -> bool {
-        let edge = RemovedRun::new(&self.from, direction).edge;
+        let edge = PassedRun::new(&self.from, direction).edge;
         match direction {
             Direction::Forward => {
-                match engine.removed_ranges.end_of(edge.as_deref().unwrap_or_default(), self.at) {
+                match engine.removed_ranges.skip_forward(edge.as_deref().unwrap_or_default(), self.at) {
                     Some(None) => return false,
                     Some(Some(end)) => self.from = Bound::Included(end),
                     None => {}
                 }
             }
             Direction::Backward => {
-                let start = engine.removed_ranges.start_of(edge.as_deref(), self.at);
+                let start = engine.removed_ranges.skip_backward(edge.as_deref(), self.at);
                 self.from = start
                     .map_or_else(|| std::mem::replace(&mut self.from, Bound::Unbounded), Bound::Excluded);
             }
@@ -231,7 +228,7 @@ impl RowBatch {
             return Ok(BatchEnd::Done);
         }
         let ranges = (state.memtables.has_ranges().then_some(&state.memtables), self.at);
-        let mut run = RemovedRun::new(&self.from, direction);
+        let mut run = PassedRun::new(&self.from, direction);
         let mut merge_inputs = merge_inputs_of(state, borrow_bound(&self.from), direction, guard);
         let mut merge_heads = merge_heads_of(&merge_inputs, direction);
         let (mut with, mut bytes, mut dead) = (Vec::new(), 0, 0);
@@ -302,7 +299,7 @@ impl RowBatch {
     fn skip_removed_key(
         &mut self,
         engine: &DelsmEngine,
-        run: &mut RemovedRun,
+        run: &mut PassedRun,
         died: Option<Seq>,
         watch: Option<&PutWatch<'_>>,
         start: usize,
@@ -319,8 +316,8 @@ impl RowBatch {
             return false;
         }
         let is_known = match run.direction {
-            Direction::Forward => engine.removed_ranges.end_of(&successor(key), self.at).is_some(),
-            Direction::Backward => engine.removed_ranges.start_of(Some(key), self.at).is_some(),
+            Direction::Forward => engine.removed_ranges.skip_forward(&position_after(key), self.at).is_some(),
+            Direction::Backward => engine.removed_ranges.skip_backward(Some(key), self.at).is_some(),
         };
         match (is_known, watch) {
             // The range behind is known. The new record joins this run with it.

@@ -1,7 +1,7 @@
 //! # Read: walks over memtables and tables
 //!
 //! ```text
-//!  cursor.rs ──> removed_ranges.rs   skips runs of removed keys
+//!  cursor.rs ──> removed_range_cache of sheaf-engine   skips runs of removed keys
 //!            ──> merge_inputs.rs     sorted inputs, also of flushes and merges
 //!                      └──> recent.rs    the block in which walks begin, decoded
 //! ```
@@ -9,4 +9,3 @@
 pub(crate) mod cursor;
 pub(crate) mod merge_inputs;
 pub(crate) mod recent;
-pub(crate) mod removed_ranges;

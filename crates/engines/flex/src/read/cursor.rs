@@ -24,7 +24,7 @@ use std::sync::Arc;
 use sheaf_engine::contract::{Bounds, Cursor, Projection};
 use sheaf_engine::keys::{borrow_bound, is_above, is_below};
 use sheaf_engine::memtable::Memtable;
-use sheaf_engine::memtable::removed_ranges::{RemovedRange, SkipTarget};
+use sheaf_engine::memtable::removed_ranges::{MeasuredRange, SkipTarget};
 use sheaf_flexspace::tree::TreeEntry;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
@@ -326,24 +326,7 @@ impl CursorState {
         }
         self.read_ahead.prefetch_next(engine, guard);
         let block = held.as_deref();
-        // A known interval lies completely behind the position of the scan, and completely within
-        // the bounds if the scan continues behind it.
-        let slots = match block {
-            None => 0..0,
-            Some(block) if forward => {
-                let start = if is_known { 0 } else { first_slot(block, from) };
-                start..if rest.is_some() {
-                    block.len()
-                } else {
-                    end_slot(block, borrow_bound(&self.bounds.high))
-                }
-            }
-            Some(block) => {
-                let start =
-                    if rest.is_some() { 0 } else { first_slot(block, borrow_bound(&self.bounds.low)) };
-                start..if is_known { block.len() } else { end_slot(block, from) }
-            }
-        };
+        let slots = self.slots_in_bounds(block, from, (is_known, rest.is_some()), forward);
         let removals = self.range_filter(state, from, rest.as_ref(), forward, guard);
         let removals = (removals.as_ref(), guard);
         let cut =
@@ -359,6 +342,27 @@ impl CursorState {
         self.inputs = sources.into_iter().map(|source| source.input).collect();
         self.block = held.map(|held| held.keep());
         Ok(self.next_position(cut, rest))
+    }
+
+    /// Returns the slots of an interval that are between the position of the scan and the end of
+    /// its bounds. An interval that the read-ahead knew (`is_known`) lies completely behind the
+    /// position of the scan, and completely within the bounds if the scan continues behind it.
+    fn slots_in_bounds(
+        &self,
+        block: Option<&Block>,
+        from: Bound<&[u8]>,
+        (is_known, continues): (bool, bool),
+        forward: bool,
+    ) -> Range<usize> {
+        let Some(block) = block else { return 0..0 };
+        let (low, high) = (borrow_bound(&self.bounds.low), borrow_bound(&self.bounds.high));
+        if forward {
+            let start = if is_known { 0 } else { first_slot(block, from) };
+            start..if continues { block.len() } else { end_slot(block, high) }
+        } else {
+            let start = if continues { 0 } else { first_slot(block, low) };
+            start..if is_known { block.len() } else { end_slot(block, from) }
+        }
     }
 
     /// Returns the range tombstones that may hide keys between two positions of the scan.
@@ -625,7 +629,7 @@ impl FlexEngine {
     }
 
     /// Returns the removed range around a key, or `None` if the key has a value.
-    fn removed_range_around(&self, key: &[u8], most: u64) -> Result<Option<RemovedRange>> {
+    fn removed_range_around(&self, key: &[u8], most: u64) -> Result<Option<MeasuredRange>> {
         let above = Bounds { low: Bound::Included(key.to_vec()), high: Bound::Unbounded };
         let below = Bounds { low: Bound::Unbounded, high: Bound::Excluded(key.to_vec()) };
         let walk = |bounds| CursorState::new(Seq::LATEST, bounds, Projection::Keys, most);
@@ -638,7 +642,7 @@ impl FlexEngine {
             // the next measurement continues there
             end.iter().filter(|_| is_cut).for_each(|end| self.removed_ranges.request_measurement(end));
         }
-        Ok(Some(RemovedRange { low, high, keys: above + below }))
+        Ok(Some(MeasuredRange { low, high, keys: above + below }))
     }
 }
 

@@ -1,11 +1,11 @@
 //! # Cursor: all sources merged, one batch at a time
 //!
-//! Between calls, a cursor keeps copies of the pairs that it shows next, but no state. For each
-//! further batch it loads the current state and continues behind its last key. Every state contains
-//! the versions that its view needs, wherever spills have moved them.
+//! Between calls, a cursor keeps copies of the pairs that it shows next, and no reference to a
+//! state. For each further batch it loads the current state and continues behind its last key.
+//! Every state contains the versions that its view needs, wherever spills have moved them.
 //!
 //! A batch ends after a few consecutive removed keys. The next one skips a known removed range
-//! (`removed_ranges.rs`), or scans up to [`MAX_SCANNED`] keys and remembers the removed ones.
+//! (`removed_range_cache`), or scans up to [`MAX_SCANNED`] keys and remembers the removed ones.
 //!
 //! ## Costs
 //!
@@ -17,6 +17,7 @@ use std::ops::Bound;
 use sheaf_engine::contract::{Bounds, Cursor, Projection};
 use sheaf_engine::keys::{borrow_bound, is_above, is_below};
 use sheaf_engine::read_ahead::{PairBuffer, read_ahead};
+use sheaf_engine::removed_range_cache::{RemovedRun, position_after};
 use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::Address;
 use sheaf_log::types::{KeyspaceId, Seq};
@@ -29,7 +30,6 @@ use crate::read::lookup::VisibleRecord;
 use crate::read::merge_input::{
     Direction, INPUT_BATCH, MergeInput, advance_past, next_input, next_key, take_damaged,
 };
-use crate::read::removed_ranges::{RemovedRun, position_after};
 use crate::tree::{KreonState, Level, Unreadable};
 
 /// Minimum number of pairs of the first batch, which is as long as recent scans.
@@ -219,26 +219,25 @@ impl<'e> KreonCursor<'e> {
             Some(None) => return Ok(false), // no key with a value up to the end
         };
         let is_among_removed = std::mem::take(&mut self.is_among_removed);
-        let is_remembered = is_around || is_among_removed || (is_first && engine.removed_ranges.take_eager());
-        let walk = is_remembered.then(|| engine.removed_ranges.begin_scan());
+        let is_remembered = is_around || is_among_removed || (is_first && engine.eager_cursors.take());
+        let watch = is_remembered.then(|| engine.removed_ranges.watch_puts());
         let few = if engine.context.tiny { TINY_REMOVED_RUN } else { REMOVED_RUN };
         let from = || position(direction, &rest);
-        let removed_runs = walk.map(|_| RemovedRunCollector {
+        let removed_runs = watch.as_ref().map(|_| RemovedRunCollector {
             starts_at_known_end: is_around,
             ..self.removed_runs(direction, from(), few / 2)
         });
         let guard = &epoch::pin();
         let collected = self.collect(engine, direction, &rest, removed_runs, guard);
-        if let Some(number) = walk {
-            let removed_runs = collected.as_ref().ok().and_then(|batch| batch.removed_runs.as_ref());
-            engine
-                .removed_ranges
-                .end_scan(number, removed_runs.map(|all| self.with_floor_seq(all)).unwrap_or_default());
+        if let Some(watch) = watch
+            && let Some(removed_runs) = collected.as_ref().ok().and_then(|batch| batch.removed_runs.as_ref())
+        {
+            self.with_floor_seq(removed_runs).for_each(|run| watch.record(run));
         }
         let batch = collected?;
         self.is_among_removed = self.remaining.is_some() && batch.hidden_in_row >= few;
         if self.is_among_removed {
-            engine.removed_ranges.set_eager();
+            engine.eager_cursors.set();
         }
         let passed = batch.keys_scanned - batch.items.len() as u64;
         if passed > 0 {
@@ -255,7 +254,9 @@ impl<'e> KreonCursor<'e> {
             (Direction::Forward, from) => {
                 self.engine.removed_ranges.next_range_above(from.as_deref().unwrap_or_default(), self.at)
             }
-            (Direction::Backward, from) => self.engine.removed_ranges.next_range_below(from, self.at),
+            (Direction::Backward, from) => {
+                self.engine.removed_ranges.next_range_below(from.as_deref(), self.at)
+            }
         };
         RemovedRunCollector {
             direction,
@@ -286,7 +287,7 @@ impl<'e> KreonCursor<'e> {
                 Some(high.map(Bound::Included))
             }
             Direction::Backward => {
-                let low = self.engine.removed_ranges.skip_backward(&position, self.at)?;
+                let low = self.engine.removed_ranges.skip_backward(position.as_deref(), self.at)?;
                 Some((!low.is_empty()).then_some(Bound::Excluded(low)))
             }
         }
@@ -294,11 +295,11 @@ impl<'e> KreonCursor<'e> {
 
     /// Returns the collected runs with the commit from which on no view sees a key in them. Old
     /// versions may be retained of keys that are in no source any more.
-    fn with_floor_seq(&self, removed_runs: &RemovedRunCollector) -> Vec<RemovedRun> {
+    fn with_floor_seq(&self, removed_runs: &RemovedRunCollector) -> impl Iterator<Item = RemovedRun> {
         let at = if self.at == Seq::LATEST { Seq::ZERO } else { self.at };
         let floor = at.max(self.engine.versions.newest_end_seq());
-        let with_floor = |run: &RemovedRun| RemovedRun { since: run.since.max(floor), ..run.clone() };
-        removed_runs.runs.iter().map(with_floor).collect()
+        let with_floor = move |run: &RemovedRun| RemovedRun { since: run.since.max(floor), ..run.clone() };
+        removed_runs.runs.iter().map(with_floor)
     }
 
     /// Collects the next batch from `rest` on, and sets the bound of the remaining keys.

@@ -3,10 +3,10 @@
 //! ```text
 //!  get   ─> lookup: active, frozen, L1, L2 ... until a source has the key
 //!  scan  ─> cursor: a merge_input for each source, merged in batches
-//!             └─ removed_ranges: ranges of removed keys that later cursors skip
+//!             └─ removed ranges (`removed_range_cache` of sheaf-engine) that later cursors skip
 //! ```
 
 pub(crate) mod cursor;
+pub(crate) mod eager_cursors;
 pub(crate) mod lookup;
 pub(crate) mod merge_input;
-pub(crate) mod removed_ranges;
