@@ -26,7 +26,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use sheaf_platform::sync::atomic::{Ordering, fence};
 
 use crate::memory::SharedMemory;
-use crate::wake::{Notifier, PeerWaker};
+use crate::wake::{PeerNotifier, PeerWaker};
 
 /// One end of a connection.
 pub trait PeerLink: Send {
@@ -69,7 +69,7 @@ impl<B> SharedLink<B> {
     }
 }
 
-impl<B: Notifier + Send> PeerLink for SharedLink<B> {
+impl<B: PeerNotifier + Send> PeerLink for SharedLink<B> {
     #[inline]
     fn write(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
         fence(Ordering::Release);

@@ -23,13 +23,13 @@ use sheaf_platform::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::memory::SharedMemory;
 
 /// Means to wake a sleeping thread. A notification persists until a sleeper consumes it.
-pub trait Notifier {
+pub trait PeerNotifier {
     /// Wakes the sleeper.
     fn notify(&self);
 }
 
 /// Notifies through an eventfd.
-impl Notifier for OwnedFd {
+impl PeerNotifier for OwnedFd {
     fn notify(&self) {
         // If the counter is full, earlier notifications have already woken the sleeper.
         let _ = rustix::io::write(self, &1u64.to_le_bytes());
@@ -65,7 +65,7 @@ impl SocketNotifier {
     }
 }
 
-impl Notifier for SocketNotifier {
+impl PeerNotifier for SocketNotifier {
     fn notify(&self) {
         // A full buffer has already woken the sleeper. Without a sleeper there is nothing to wake.
         let _ = rustix::net::send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -83,7 +83,7 @@ pub struct PeerWaker<B = OwnedFd> {
     pub notifier: B,
 }
 
-impl<B: Notifier> PeerWaker<B> {
+impl<B: PeerNotifier> PeerWaker<B> {
     /// Wakes the peer if its sleep flag is set. The peer sees all earlier writes of this thread.
     #[inline]
     pub fn wake(&self) {
@@ -121,7 +121,7 @@ impl Drop for SleepGuard<'_> {
 pub struct ModelNotifier(Arc<(sheaf_platform::sync::Mutex<bool>, sheaf_platform::sync::Condvar)>);
 
 #[cfg(shuttle)]
-impl Notifier for ModelNotifier {
+impl PeerNotifier for ModelNotifier {
     fn notify(&self) {
         *self.0.0.lock() = true;
         self.0.1.notify_all();

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use sheaf::Database;
 use sheaf_flatrpc::memory::SharedMemory;
-use sheaf_flatrpc::wake::{Notifier, PeerWaker};
+use sheaf_flatrpc::wake::{PeerNotifier, PeerWaker};
 
 use crate::commands::{WaiterJob, WorkerCommand};
 use crate::keyspaces::KeyspaceNumbers;

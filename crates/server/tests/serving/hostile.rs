@@ -18,7 +18,7 @@ use sheaf_flatrpc::handshake::{
 use sheaf_flatrpc::link::{PeerLink, SharedLink, TcpLink};
 use sheaf_flatrpc::memory::SharedMemory;
 use sheaf_flatrpc::ring::{InboxLayout, RingWriter};
-use sheaf_flatrpc::wake::Notifier;
+use sheaf_flatrpc::wake::PeerNotifier;
 use sheaf_server::{ServerBuilder, ServerLimits, rdma};
 
 use crate::support::{ServedDatabase, TRANSPORTS, limits, local, options, until};
@@ -83,7 +83,7 @@ impl HostileClient {
     }
 
     fn ring(&self) {
-        self.bells.iter().for_each(Notifier::notify);
+        self.bells.iter().for_each(PeerNotifier::notify);
     }
 
     /// Writes a message into the ring of worker 0, as a client would.
@@ -97,7 +97,7 @@ impl HostileClient {
                 .write_message(&self.ours, &mut link, message, from)
                 .expect("no complaint")
                 .unwrap_or(from);
-            self.bells.iter().for_each(Notifier::notify);
+            self.bells.iter().for_each(PeerNotifier::notify);
             if from == message.len() {
                 break;
             }

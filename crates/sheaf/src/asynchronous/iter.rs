@@ -38,7 +38,7 @@ impl Chunk {
 }
 
 /// Source of the next chunk.
-enum Source {
+enum ChunkSource {
     Idle(Box<Iter>),
     Reading(JoinHandle<Result<Chunk>>),
     Ended,
@@ -68,7 +68,7 @@ enum Source {
 /// ```
 pub struct AsyncIter {
     pairs: VecDeque<Pair>,
-    source: Source,
+    source: ChunkSource,
 }
 
 impl fmt::Debug for AsyncIter {
@@ -80,14 +80,14 @@ impl fmt::Debug for AsyncIter {
 impl AsyncIter {
     /// Creates the iterator by `begin` and reads the first chunk, in one call on the pool.
     pub(super) async fn new(begin: impl FnOnce() -> Result<Iter> + Send + 'static) -> Result<AsyncIter> {
-        let mut iter = AsyncIter { pairs: VecDeque::new(), source: Source::Ended };
+        let mut iter = AsyncIter { pairs: VecDeque::new(), source: ChunkSource::Ended };
         iter.take(on_pool(move || begin().map(|iter| Chunk::read(Box::new(iter)))).await?);
         Ok(iter)
     }
 
     fn take(&mut self, chunk: Chunk) {
         self.pairs = chunk.pairs;
-        self.source = chunk.rest.map_or(Source::Ended, Source::Idle);
+        self.source = chunk.rest.map_or(ChunkSource::Ended, ChunkSource::Idle);
     }
 
     /// Returns the next pair, or `None` at the end.
@@ -115,14 +115,16 @@ impl AsyncIter {
             if let Some(pair) = self.pairs.pop_front() {
                 return Some(pair);
             }
-            self.source = match std::mem::replace(&mut self.source, Source::Ended) {
-                Source::Ended => return None,
-                Source::Idle(iter) => Source::Reading(spawn_blocking(move || Ok(Chunk::read(iter)))),
+            self.source = match std::mem::replace(&mut self.source, ChunkSource::Ended) {
+                ChunkSource::Ended => return None,
+                ChunkSource::Idle(iter) => {
+                    ChunkSource::Reading(spawn_blocking(move || Ok(Chunk::read(iter))))
+                }
                 reading => reading,
             };
-            if let Source::Reading(call) = &mut self.source {
+            if let ChunkSource::Reading(call) = &mut self.source {
                 let joined = call.await; // if this is dropped, the handle stays in `source`
-                self.source = Source::Ended;
+                self.source = ChunkSource::Ended;
                 match returned(joined) {
                     Ok(chunk) => self.take(chunk),
                     Err(error) => return Some(Err(error)),

@@ -61,13 +61,13 @@ pub(crate) struct MergeGroups {
 
 #[derive(Default)]
 struct MergeSlot {
-    state: Mutex<SlotState>,
+    state: Mutex<GroupSlotState>,
     /// Wakes members when a group is done or needs a leader.
     changed: WaitWord,
 }
 
 #[derive(Default)]
-struct SlotState {
+struct GroupSlotState {
     /// Key that the slot is used for.
     key: Option<(KeyspaceId, Vec<u8>)>,
     is_led: bool,

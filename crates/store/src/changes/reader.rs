@@ -34,14 +34,14 @@ pub enum ChangeBound {
 /// Value of a change.
 #[derive(Clone)]
 pub struct ChangeValue {
-    source: ValueSource,
+    source: ChangeValueSource,
     /// Bytes in front of the value that are not part of it.
     skip: usize,
     len: usize,
 }
 
 #[derive(Clone)]
-enum ValueSource {
+enum ChangeValueSource {
     Inline(Vec<u8>),
     /// Stored value with a codec that this build lacks.
     Encoded(Vec<u8>, EncodedForm),
@@ -101,7 +101,7 @@ impl ChangeValue {
     /// Returns true if [`ChangeValue::read`] reads a file.
     #[must_use]
     pub fn is_stored_apart(&self) -> bool {
-        matches!(self.source, ValueSource::Blob { .. })
+        matches!(self.source, ChangeValueSource::Blob { .. })
     }
 
     /// Returns the value. Reads and checks it, if it is stored apart from the logs.
@@ -113,9 +113,9 @@ impl ChangeValue {
     /// [`Error::Closed`], and errors of reading the file.
     pub fn read(&self) -> Result<Vec<u8>> {
         let mut value = match &self.source {
-            ValueSource::Inline(bytes) => return Ok(bytes[self.skip..].to_vec()),
-            ValueSource::Encoded(stored, form) => form.decode(Path::new(""), stored.clone())?,
-            ValueSource::Blob { store, blob, seq, form } => {
+            ChangeValueSource::Inline(bytes) => return Ok(bytes[self.skip..].to_vec()),
+            ChangeValueSource::Encoded(stored, form) => form.decode(Path::new(""), stored.clone())?,
+            ChangeValueSource::Blob { store, blob, seq, form } => {
                 store.check_open()?;
                 let read = store.context.blobs.read(blob);
                 // The blob may be freed, and its place reused, when the change is not retained.
@@ -133,8 +133,8 @@ impl ChangeValue {
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         match &self.source {
-            ValueSource::Inline(bytes) => Some(&bytes[self.skip..]),
-            ValueSource::Encoded(..) | ValueSource::Blob { .. } => None,
+            ChangeValueSource::Inline(bytes) => Some(&bytes[self.skip..]),
+            ChangeValueSource::Encoded(..) | ChangeValueSource::Blob { .. } => None,
         }
     }
 }
@@ -423,12 +423,14 @@ impl ChangeReader {
             _ => header::decode_bytes(stored, self.store.path())?,
         };
         let value = match form.decode(self.store.path(), stored.to_vec()) {
-            Ok(whole) => ChangeValue { skip, len: whole.len() - skip, source: ValueSource::Inline(whole) },
+            Ok(whole) => {
+                ChangeValue { skip, len: whole.len() - skip, source: ChangeValueSource::Inline(whole) }
+            }
             // The consumer can go on; only a read of the value fails.
             Err(Error::Unsupported { .. }) => {
                 let len =
                     encoded_len(&stored[skip..]).map_err(|error| form.error(self.store.path(), error))?;
-                let source = ValueSource::Encoded(stored.to_vec(), form);
+                let source = ChangeValueSource::Encoded(stored.to_vec(), form);
                 ChangeValue { source, skip, len: len as usize }
             }
             Err(error) => return Err(error),
@@ -453,7 +455,7 @@ impl ChangeReader {
             self.store.check_available(Seq(seq.0.saturating_sub(1)))?;
         }
         let len = usize::try_from(len.saturating_sub(u64::from(header_len))).unwrap_or(usize::MAX);
-        let source = ValueSource::Blob { store: Arc::clone(&self.store), blob, seq, form };
+        let source = ChangeValueSource::Blob { store: Arc::clone(&self.store), blob, seq, form };
         let value = ChangeValue { source, skip, len };
         Ok(ChangeKind::Put { key, value, expires_at: system_time(expires_at) })
     }
