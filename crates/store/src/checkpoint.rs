@@ -20,8 +20,7 @@ use std::time::Duration;
 
 use crate::commit::CommitWrite;
 use crate::commit::tail::log_of;
-use crate::maintenance::idle::MaintenanceMode;
-use crate::maintenance::threads::{PassOutcome, PoisonOnPanic};
+use crate::pass::{MaintenanceMode, PassOutcome, PoisonOnPanic};
 use crate::space::log::{LogState, UncheckpointedCounts};
 use crate::space::preallocate::{FULL_DISK_READER_WAIT, MEMORY_READER_WAIT};
 use crate::space::root_writer::{PendingFree, RootState};

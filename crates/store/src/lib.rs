@@ -33,10 +33,12 @@ pub mod backup;
 mod changes;
 mod checkpoint;
 mod commit;
+mod directory;
 mod expiry;
 mod health;
 mod keyspace;
 mod maintenance;
+mod pass;
 mod recovery;
 mod repair;
 mod snapshot;
@@ -56,20 +58,21 @@ pub use changes::{
     Change, ChangeBound, ChangeKind, ChangePosition, ChangeReader, ChangeStats, ChangeValue, ChangeWakerKey,
     CommittedChanges, CursorInfo, RetentionChoice,
 };
+pub use commit::group_commit::GroupCommitMode;
 pub use commit::stall::{Stall, StallCallback, StallListener, StallStats};
 pub use commit::transaction::{RangeRead, RangeReads, RangeView, VersionCheck};
 pub use commit::value_writer::{FinishedValue, PartialValue};
 pub use commit::wakers::WakerKey;
 pub use commit::{CommitConflict, CommitOutcome, CommitWrite, check_sizes};
-pub use expiry::{EXPIRY_OPTION, Expires, KEYSPACE_OPTIONS, MAX_EXPIRY, ReadPoint, TTL_OPTION};
+pub use directory::{IPC_SOCKET_NAMES, LOCK};
+pub use expiry::{EXPIRY_OPTION, Expires, ExpiryStats, KEYSPACE_OPTIONS, MAX_EXPIRY, ReadPoint, TTL_OPTION};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport};
+pub use keyspace::catalog::KeyspaceInfo;
 pub use keyspace::convert::{
     Conversion, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
 };
 pub use keyspace::state::{EngineChoice, KeyspaceState};
 pub use maintenance::verify::VerifyProgressFn;
-pub use recovery::close::{IPC_SOCKET_NAMES, LOCK};
-pub(crate) use recovery::close::{directories, is_database_file};
 pub use repair::{
     DamagedFile, KeyspaceRepair, LostRecords, RepairFinding, RepairOptions, RepairOutcome, RepairProgress,
     RepairReport, UnreadableRange, repair,
@@ -81,9 +84,9 @@ pub use snapshot::owned_cursor::{KeyspaceOwner, OwnedCursor};
 pub use snapshot::pinned_state::PinnedState;
 pub use snapshot::view::{View, ViewKeyspaces};
 pub use space::compact::CompactionReport;
+pub use space::log::LogStats;
 pub use stats::{
-    CacheStats, DatabaseStats, ExpiryStats, GroupCommitMode, KeyspaceInfo, LogStats, MemoryStats,
-    OpeningStats, StoreOptions, TransactionStats, VerifyReport,
+    CacheStats, DatabaseStats, MemoryStats, OpeningStats, StoreOptions, TransactionStats, VerifyReport,
 };
 
 use crate::changes::ChangeFeed;

@@ -32,30 +32,9 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backup::MANIFEST_TEMP_FILE;
-use crate::recovery::close::DirLock;
-use crate::{LOCK, is_database_file};
+use crate::directory::{DirLock, LOCK, UNFINISHED, check_finished, is_database_file};
 use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, create_dirs, remove_tree};
 use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
-
-/// Name of the file that a database has while it is being filled.
-pub(crate) const UNFINISHED: &str = "UNFINISHED";
-
-/// Refuses a database that a restore or a repair has not completed.
-///
-/// # Errors
-///
-/// Returns [`Error::NotADatabase`] if the directory `dir` with these `entries` is one, or
-/// [`Error::Locked`] if it is being filled.
-pub(crate) fn check_finished(disk: &dyn Disk, dir: &Path, entries: &[DirEntry]) -> Result<()> {
-    if !entries.iter().any(|entry| entry.name == UNFINISHED) {
-        return Ok(());
-    }
-    if let Ok(LockOutcome::Busy(pid)) = disk.lock(&dir.join(LOCK), LockMode::Shared) {
-        return Err(Error::locked(dir, pid, LockConflict::Owner));
-    }
-    let why = "it is an unfinished repair or restoration; remove it and run the command again".to_owned();
-    Err(Error::NotADatabase { path: dir.to_path_buf(), reason: why })
-}
 
 /// A claimed directory. If it is dropped before [`OutputDir::finish`], the files created in it are
 /// removed.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Store;
-use crate::stats::commit_rate::{CommitRate, CommitSampler};
+use crate::commit::commit_rate::{CommitRate, CommitSampler};
 use sheaf_log::types::Seq;
 use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::error::Result;

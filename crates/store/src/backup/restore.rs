@@ -14,7 +14,7 @@ use super::manifest::{MANIFEST_FILE, Manifest, ManifestEntry, ManifestFile};
 use super::output_tree::{FileRange, OutputTree, open};
 use super::{BackupPhase, BackupReport, MIN_INCARNATION_DISTANCE, ProgressFn, ProgressMeter};
 use crate::backup::output_dir::OutputDir;
-use crate::directories;
+use crate::directory::directories;
 use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::Incarnation;
 use sheaf_platform::disk::{Disk, OpenMode, Permissions};

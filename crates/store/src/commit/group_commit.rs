@@ -29,10 +29,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Store;
 use crate::commit::CommitState;
 use crate::commit::tail::{Tail, log_of, tail_of};
 use crate::commit::wakers::CommitWakers;
-use crate::{GroupCommitMode, Store};
 use sheaf_engine::window::{ClosedWindow, TAILS, WindowWord};
 use sheaf_log::blob;
 use sheaf_log::segment::Segment;
@@ -44,6 +44,32 @@ use sheaf_platform::parallel::map_threads;
 use sheaf_platform::span;
 use sheaf_platform::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sheaf_platform::sync::{Mutex, MutexGuard, WaitTree};
+
+/// Method by which commits that wait for durability share syncs: the methods of FlatStore (§3.3),
+/// for comparison. All give the same guarantees; the default is the fastest (decisions/0011).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GroupCommitMode {
+    /// One sync per wait, even if the commit is already durable.
+    SyncPerWait,
+    /// One sync for all commits of the waiting thread since its last sync.
+    SyncPerThread,
+    /// One sync for all threads; no thread commits while it runs.
+    Blocking,
+    /// One sync for all threads; the next commits are gathered while it runs.
+    #[default]
+    Pipelined,
+}
+
+impl GroupCommitMode {
+    /// All methods.
+    pub const ALL: [GroupCommitMode; 4] = [
+        GroupCommitMode::SyncPerWait,
+        GroupCommitMode::SyncPerThread,
+        GroupCommitMode::Blocking,
+        GroupCommitMode::Pipelined,
+    ];
+}
 
 /// Largest part of the last sync duration by which the leader delays a round, within the limits
 /// below.

@@ -30,10 +30,12 @@
 //! single operation allocates no memory (decisions/0017).
 
 pub(crate) mod append;
+pub(crate) mod commit_rate;
 mod compress;
 pub(crate) mod encode;
 mod execute;
 pub(crate) mod group_commit;
+mod limits;
 mod prepare;
 mod reserve;
 pub(crate) mod stall;
@@ -50,6 +52,7 @@ use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use self::execute::UnfinishedCommit;
+pub use self::limits::check_sizes;
 use self::prepare::{PREFETCH_GROUP, prefetch, reprepare};
 use self::reserve::{ReserveResult, ReservedPlaces};
 use self::transaction::{RangeReads, VersionCheck};
@@ -64,10 +67,8 @@ use sheaf_engine::window::{
     CommitProgress, CommitWindow, RecentKeys, StripeList, Stripes, StripesGuard, TAILS, stripe_of,
 };
 use sheaf_log::blob::{UncommittedBlob, UnsyncedBlobs};
-use sheaf_log::frame::HEADER;
-use sheaf_log::record::MAX_RANGE_END;
 use sheaf_log::segment::{Address, Segment};
-use sheaf_log::types::{LogId, MAX_KEY, MAX_VALUE, Seq};
+use sheaf_log::types::{LogId, Seq};
 use sheaf_platform::error::{Error, Result, StallKind};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
@@ -443,59 +444,6 @@ impl Store {
         }
     }
 
-    /// Checks limits and writes large values to blob files.
-    fn check_and_write_blobs(
-        &self,
-        writes: &mut [CommitWrite<'_>],
-        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
-    ) -> Result<()> {
-        let (mut total, mut stages) = (0u64, false);
-        for write in writes.iter() {
-            let op = &write.op;
-            let value = match op.action {
-                Action::Put(value) => value.len(),
-                Action::RemoveRange(end) => {
-                    check_range(op.key, end)?;
-                    let engine = write.keyspace.engine()?;
-                    if !engine.removes_ranges() {
-                        let feature = "range tombstones";
-                        return Err(Error::Unsupported { engine: engine.name(), feature });
-                    }
-                    total += (op.key.len() + end.map_or(0, <[u8]>::len) + HEADER) as u64;
-                    continue;
-                }
-                _ => 0,
-            };
-            check_sizes(op.key, value)?;
-            let is_staged = value > self.effective_blob_threshold(write.keyspace.blob_threshold());
-            stages |= is_staged;
-            total += (op.key.len() + if is_staged { 64 } else { value } + HEADER) as u64;
-        }
-        if total > self.geometry.max_batch {
-            return Err(Error::TooLarge { object: "batch", got: total, max: self.geometry.max_batch });
-        }
-        if stages { self.write_blobs(writes, blobs) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn write_blobs(
-        &self,
-        writes: &mut [CommitWrite<'_>],
-        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
-    ) -> Result<()> {
-        for write in writes.iter_mut() {
-            if let Action::Put(value) = write.op.action
-                && value.len() > self.effective_blob_threshold(write.keyspace.blob_threshold())
-            {
-                let adopts = write.keyspace.engine()?.takes_blob_files();
-                let new = self.write_blob(value, adopts)?;
-                write.op.action = Action::Blob(new.blob);
-                blobs.push(new);
-            }
-        }
-        Ok(())
-    }
-
     /// Prepares the operations in the engines and encodes their frames, before the commit has a
     /// seq. Returns the index of an operation whose expected key changed, if there is one.
     fn prepare(&self, writes: &mut [CommitWrite<'_>], encoded: &mut EncodedCommit) -> Result<Option<usize>> {
@@ -664,35 +612,6 @@ impl Store {
     pub fn wait_missing_visible(&self, keyspace: &KeyspaceState, key: &[u8]) -> Result<()> {
         self.pipeline.progress.wait(self.pipeline.stripes.last(stripe_of(keyspace.id(), key)))
     }
-}
-
-/// Checks the sizes of a key and of a value of `value` bytes.
-///
-/// # Errors
-///
-/// Returns [`Error::TooLarge`] if one of them exceeds its limit.
-#[inline]
-pub fn check_sizes(key: &[u8], value: usize) -> Result<()> {
-    for (object, got, max) in [("key", key.len(), MAX_KEY), ("value", value, MAX_VALUE)] {
-        if got > max {
-            return Err(Error::TooLarge { object, got: got as u64, max: max as u64 });
-        }
-    }
-    Ok(())
-}
-
-/// Checks the ends of a range that a commit removes.
-///
-/// # Errors
-///
-/// Returns [`Error::TooLarge`] if one of them is longer than the lowest key above the longest key.
-fn check_range(first: &[u8], end: Option<&[u8]>) -> Result<()> {
-    let got = first.len().max(end.map_or(0, <[u8]>::len));
-    debug_assert!(end.is_none_or(|end| first < end), "the range is not empty");
-    if got > MAX_RANGE_END {
-        return Err(Error::TooLarge { object: "key", got: got as u64, max: MAX_KEY as u64 });
-    }
-    Ok(())
 }
 
 /// Returns the stripes of the keys of a commit, in ascending order without duplicates.

@@ -48,7 +48,22 @@ use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::{ExpiryStats, KeyspaceState, Store};
+use crate::{KeyspaceState, Store};
+
+/// Statistics of expiry since the opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExpiryStats {
+    /// Expired pairs that the background removed.
+    pub removed_pairs: u64,
+    /// Entries of the indexes that were dropped because their pair was overwritten or removed.
+    pub dropped_hints: u64,
+    /// Time at which the background has the next work, in milliseconds since 1970. `None` if no
+    /// pair expires; zero if the time is not known yet.
+    pub next_due_ms: Option<u64>,
+    /// Time for which that work has been due.
+    pub lag: Duration,
+}
 
 /// Latest expiry time: the end of the year 9999 (UTC).
 pub const MAX_EXPIRY: UnixMillis = UnixMillis(253_402_300_799_999);

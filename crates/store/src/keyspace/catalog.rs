@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::expiry::index::{IndexPlan, index_name, is_hidden_name};
 use crate::expiry::{check_combination, value_form, with_keyspace_options};
-use crate::{EngineChoice, KeyspaceInfo, KeyspaceState, Store};
+use crate::{EngineChoice, KeyspaceState, Store};
 use sheaf_engine::contract::{Engine, EngineFactory};
 use sheaf_engine::decoding::with_compression;
 use sheaf_log::compression::Codec;
@@ -27,6 +27,22 @@ use sheaf_platform::error::{Damage, Error, Result};
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sheaf_platform::sync::{Mutex, MutexGuard, RwLock};
 use smallvec::{SmallVec, smallvec};
+
+/// Entry in a list of keyspaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyspaceInfo {
+    /// Name of the keyspace.
+    pub name: String,
+    /// Number of the keyspace, used in its file names; never reused.
+    pub id: KeyspaceId,
+    /// Name of the engine.
+    pub engine: &'static str,
+    /// Engine options that were set.
+    pub options: EngineOptions,
+    /// Description of the damage, if the keyspace cannot be used.
+    pub damage: Option<String>,
+}
 
 /// Longest name in bytes.
 const MAX_NAME: usize = 255;

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::stats::commit_rate::{CommitRate, CommitSampler};
+use crate::commit::commit_rate::{CommitRate, CommitSampler};
 use crate::{CacheStats, Store};
 use sheaf_engine::contract::Engine;
 use sheaf_log::types::Seq;

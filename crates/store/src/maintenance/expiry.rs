@@ -31,7 +31,7 @@ use crate::commit::stall::CommitWaits;
 use crate::commit::transaction::RangeReads;
 use crate::expiry::KeyspaceExpiry;
 use crate::expiry::index::{HINT_TIME_BYTES, hint_parts};
-use crate::maintenance::threads::PassOutcome;
+use crate::pass::PassOutcome;
 use crate::{CommitOutcome, KeyspaceState, Store, View};
 use sheaf_engine::contract::{Action, Bounds, Cursor, EngineOp, Projection};
 use sheaf_log::types::Seq;

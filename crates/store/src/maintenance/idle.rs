@@ -25,8 +25,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::maintenance::threads::PassOutcome;
-use crate::maintenance::threads::PoisonOnPanic;
+use crate::pass::{MaintenanceMode, PassOutcome, PoisonOnPanic};
 use crate::space::compact::CompactionReport;
 use crate::space::preallocate::FULL_DISK_READER_WAIT;
 use crate::{KeyspaceState, Store};
@@ -44,17 +43,6 @@ const MAX_QUIESCE_TIME: Duration = Duration::from_secs(60);
 const MAX_QUIESCE_PASSES: u64 = 1 << 20;
 /// Maximum number of steps of one compaction, so that it ends even while writers continue.
 const MAX_COMPACT_STEPS: usize = 1 << 16;
-
-/// Extent of a maintenance pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MaintenanceMode {
-    /// Commits continue: only work that is due.
-    Busy,
-    /// Commits have paused: also work that gains space.
-    Idle,
-    /// A caller waits for all work that gains space.
-    Requested,
-}
 
 /// Start of the current pause of commits.
 #[derive(Debug, Default)]

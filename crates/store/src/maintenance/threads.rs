@@ -25,9 +25,10 @@ use crossbeam_utils::CachePadded;
 
 use crate::commit::stall::CommitWaits;
 use crate::commit::wakers::WakeOnPanic;
-use crate::maintenance::idle::{IdleState, MaintenanceMode};
+use crate::maintenance::idle::IdleState;
+use crate::pass::{MaintenanceMode, PassOutcome, PoisonOnPanic};
 use crate::{CommitWrite, Store};
-use sheaf_platform::error::{Error, IoOp, PoisonCause, Result, StallKind};
+use sheaf_platform::error::{Error, IoOp, Result, StallKind};
 use sheaf_platform::parallel::join_both;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sheaf_platform::sync::thread::JoinHandle;
@@ -163,65 +164,6 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<BackgroundT
         path: name.into(),
         source,
     })
-}
-
-/// Result of a round over several logs or keyspaces. Keeps the first error, so that one failure
-/// does not stop the others.
-#[derive(Debug, Default)]
-pub(crate) struct PassOutcome {
-    has_progress: bool,
-    first_error: Option<Error>,
-}
-
-impl PassOutcome {
-    /// Adds the result of one step: `true` if it did something.
-    pub(crate) fn add(&mut self, one: Result<bool>) {
-        match one {
-            Ok(did) => self.has_progress |= did,
-            Err(error) => self.first_error = self.first_error.take().or(Some(error)),
-        }
-    }
-
-    /// Adds the results of another round.
-    pub(crate) fn merge(&mut self, others: PassOutcome) {
-        self.has_progress |= others.has_progress;
-        self.first_error = self.first_error.take().or(others.first_error);
-    }
-
-    /// Returns whether a step failed.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.first_error.is_some()
-    }
-
-    /// Returns whether a step did something. Returns the error only if no step did anything.
-    pub(crate) fn progress_or_error(self) -> Result<bool> {
-        if self.has_progress { Ok(true) } else { self.into_result() }
-    }
-
-    /// Returns whether a step did something, or the first error.
-    pub(crate) fn into_result(self) -> Result<bool> {
-        self.first_error.map_or(Ok(self.has_progress), Err)
-    }
-}
-
-impl From<Result<bool>> for PassOutcome {
-    fn from(one: Result<bool>) -> PassOutcome {
-        let mut outcome = PassOutcome::default();
-        outcome.add(one);
-        outcome
-    }
-}
-
-/// Guard of a step of background work. A panic in the step, in an engine or in the store, poisons
-/// the store.
-pub(crate) struct PoisonOnPanic<'a>(pub(crate) &'a Store);
-
-impl Drop for PoisonOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            drop(self.0.poison(PoisonCause::BackgroundWork));
-        }
-    }
 }
 
 /// Permission to run helper threads. They end before the step of the caller does.

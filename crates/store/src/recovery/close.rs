@@ -6,24 +6,24 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backup;
-use crate::backup::output_dir::{UNFINISHED, check_finished};
 use crate::changes::ChangeFeed;
 use crate::commit::CommitPipeline;
 use crate::commit::group_commit::SyncState;
+use crate::directory::{
+    BLOB_DIR, DirLock, LOCK, check_finished, directories, is_creation_file, is_database_only_file,
+};
 use crate::health::Health;
 use crate::keyspace::catalog::Catalog;
 use crate::maintenance::cache_balance::CacheBalance;
-use crate::maintenance::idle::MaintenanceMode;
 use crate::maintenance::threads::Background;
+use crate::pass::MaintenanceMode;
 use crate::recovery::recover::Recovery;
 use crate::space::log::LogState;
 use crate::space::preallocate::{DiskState, FULL_DISK_READER_WAIT};
 use crate::space::root_writer::{RootWriter, SurvivorTails};
-use crate::stats::workload::is_workload_file;
 use crate::{OpeningStats, Store, StoreGeometry, StoreIdentity, StoreOptions};
 use crate::{event, span};
-use sheaf_engine::checkpoint_file;
-use sheaf_engine::context::{ENGINE_DIR, EngineContext, EngineDir};
+use sheaf_engine::context::{EngineContext, EngineDir};
 use sheaf_engine::contract::EngineFactory;
 use sheaf_engine::views::ViewSlots;
 use sheaf_log::blob::Blobs;
@@ -43,12 +43,6 @@ const MANY_KEYSPACES: u64 = 64;
 /// Minimum disk space of an image in bytes.
 const MIN_IMAGE_DISK_BYTES: u64 = 4096;
 
-/// Name of the lock file.
-pub const LOCK: &str = "LOCK";
-/// Names of the IPC socket of the owner: the final one, and the one until it accepts connections.
-pub const IPC_SOCKET_NAMES: [&str; 2] = ["door", "door.new"];
-const BLOB_DIR: &str = "blob";
-
 /// Content of a directory.
 enum DirContent {
     /// Nothing, or remains of an interrupted creation.
@@ -56,9 +50,6 @@ enum DirContent {
     /// A database.
     Database,
 }
-
-/// Lock on the database directory.
-pub(crate) type DirLock = Box<dyn std::fmt::Debug + Send + Sync>;
 
 /// State of opening and closing a database.
 #[derive(Debug, Default)]
@@ -261,8 +252,8 @@ impl Store {
         let is_unknown = self.health.is_commit_half_applied();
         let engines = if is_unknown { Ok(()) } else { self.close_engines() };
         self.context.blobs.close();
-        // Deferred destructors of engines may hold files; the thread that deferred them may be
-        // idle.
+        // Retired states of engines and removed segments hold descriptors of files. The functions
+        // that drop them were flushed where they were deferred. They never write.
         epoch::wait_for_guards(FULL_DISK_READER_WAIT);
         self.lifecycle.file_lock.lock().take();
         ended.and(engines)
@@ -463,29 +454,6 @@ fn inspect_dir_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<Dir
         }
     }
     Ok(DirContent::Empty)
-}
-
-/// Returns true if only a database that was filled has an entry of this name.
-fn is_database_only_file(name: &str) -> bool {
-    name == ENGINE_DIR || directories().any(|dir| dir == name)
-}
-
-/// Returns true if a database that is being created may have an entry of this name.
-fn is_creation_file(name: &str) -> bool {
-    name == LOCK
-        || name == UNFINISHED
-        || IPC_SOCKET_NAMES.contains(&name)
-        || RootSlots::is_temp_slot(name)
-        || directories().any(|dir| dir == name)
-}
-
-/// Returns true if a database may have an entry of this name.
-pub(crate) fn is_database_file(name: &str) -> bool {
-    is_creation_file(name) || RootSlots::is_slot(name) || name == ENGINE_DIR || is_workload_file(name)
-}
-
-pub(crate) fn directories() -> impl Iterator<Item = &'static str> {
-    LogId::ALL.into_iter().map(LogId::directory).chain([checkpoint_file::IMAGE_DIR, BLOB_DIR])
 }
 
 /// Creates a new database: directories, then both slots.

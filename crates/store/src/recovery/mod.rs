@@ -1,6 +1,7 @@
 //! # Opening and closing: from files to an open database, and back
 
 pub(crate) mod close;
+pub(crate) mod damaged_ranges;
 mod journal_replay;
 pub(crate) mod recover;
 pub(crate) mod replay;

@@ -30,10 +30,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::damaged_ranges::{DamagedRange, ScanPart, scan_past_damage};
 use super::report::DamageList;
 use super::root_substitute::is_substitute;
 use super::seq_set::SeqSet;
+use crate::recovery::damaged_ranges::{DamagedRange, ScanPart, scan_past_damage};
 use crate::recovery::recover::{FoundSegment, Recovery};
 use crate::recovery::replay::replay_start;
 use sheaf_log::blob::BlobRef;

@@ -26,9 +26,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::damaged_ranges::{ScanPart, scan_past_damage};
 use super::open::{SourceDatabase, SourceKeyspace};
 use crate::Store;
+use crate::recovery::damaged_ranges::{ScanPart, scan_past_damage};
 use crate::recovery::replay::{image_entries, replay_start};
 use sheaf_log::frame::FrameKind;
 use sheaf_log::record::{Record, RecordContent};

@@ -21,7 +21,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::damaged_ranges::{ScanPart, scan_past_damage};
 use super::entry_proof::{EntryProof, prove_entries};
 use super::open::{SourceDatabase, SourceKeyspace, into_damage};
 use super::output::{RepairOutput, SourceValue};
@@ -29,6 +28,7 @@ use super::pair_walk::{WalkEvent, verify_keys};
 use super::report::{LostRecords, RepairOutcome};
 use crate::Store;
 use crate::expiry::value_form;
+use crate::recovery::damaged_ranges::{ScanPart, scan_past_damage};
 use sheaf_engine::contract::{Bounds, Engine, StoreLogIndex};
 use sheaf_log::blob::BlobRef;
 use sheaf_log::frame::FrameKind;

@@ -31,7 +31,6 @@
 
 mod check;
 mod damage_scan;
-pub(crate) mod damaged_ranges;
 mod entry_proof;
 mod log_records;
 mod open;
@@ -50,8 +49,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backup;
-use crate::backup::output_dir::{OutputDir, check_finished};
-use crate::recovery::close::DirLock;
+use crate::backup::output_dir::OutputDir;
+use crate::directory::{DirLock, check_finished};
 use crate::{LOCK, Store, StoreOptions};
 use log_records::LogRecords;
 use open::{SourceDatabase, open_damaged};

@@ -12,11 +12,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::damage_scan::{Doubts, scan_damage};
-use super::damaged_ranges::{self, ScanPart, scan_past_damage};
 use super::report::DamageList;
 use super::root_substitute::is_substitute;
 use crate::expiry::with_keyspace_options;
 use crate::keyspace::catalog::decode_entry;
+use crate::recovery::damaged_ranges::{self, ScanPart, scan_past_damage};
 use crate::recovery::recover::{FoundSegment, Recovery};
 use crate::recovery::replay::{replay_start, restore_keyspace};
 use crate::{KeyspaceState, Store};

@@ -9,8 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::damaged_ranges::has_frame;
 use super::report::DamageList;
+use crate::recovery::damaged_ranges::has_frame;
 use sheaf_log::frame::MAX_SEQ;
 use sheaf_log::root::{Root, RootSegment};
 use sheaf_log::segment::{self, DATA_START, MAX_CAPACITY, Segment, SegmentIdentity};

@@ -11,7 +11,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{PinnedState, Store, directories};
+use crate::directory::directories;
+use crate::{PinnedState, Store};
 use sheaf_engine::backup_files::{FileSource, PinnedFile, PinnedFiles};
 use sheaf_engine::checkpoint_file;
 use sheaf_engine::context::EngineDir;

@@ -6,13 +6,35 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use crate::stats::LogStats;
 use sheaf_log::root::RootLog;
 use sheaf_log::segment::Segment;
 use sheaf_log::types::{LogId, SegmentId};
 use sheaf_platform::error::{Damage, Error};
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sheaf_platform::sync::{Mutex, THREAD_SHARDS, thread_shard};
+
+/// Statistics of one log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LogStats {
+    /// Name of the log: `journal`, or `flat` for the store log, which contains the data of all
+    /// keyspaces with the engines `flat`, `flat-ordered`, `cedrus` and `kreon`.
+    pub name: &'static str,
+    /// Number of segments.
+    pub segments: u64,
+    /// Size of the segment files in bytes.
+    pub disk_bytes: u64,
+    /// Bytes of live entries.
+    pub live_bytes: u64,
+    /// Bytes appended by commits since the opening.
+    pub appended_bytes: u64,
+    /// Bytes appended by garbage collection since the opening.
+    pub relocated_bytes: u64,
+    /// Segments freed since the opening.
+    pub freed_segments: u64,
+    /// Segments that are kept because they contain a damaged frame.
+    pub damaged_segments: u64,
+}
 
 /// Number of recent commits over which the commit size is averaged.
 const MEAN_COMMITS: u64 = 16;

@@ -20,7 +20,7 @@ use std::time::Duration;
 use crate::Store;
 use crate::commit::CommitState;
 use crate::commit::tail::{CONTROL_FRAME_BYTES, SEAL_ROOM};
-use crate::maintenance::idle::MaintenanceMode;
+use crate::pass::MaintenanceMode;
 use crate::space::root_writer::PendingFree;
 use sheaf_log::blob::UncommittedBlob;
 use sheaf_log::segment::{DATA_START, MAX_CAPACITY, Segment, SegmentIdentity};

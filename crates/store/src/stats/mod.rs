@@ -1,6 +1,5 @@
 //! # Options and statistics of a store
 
-pub(crate) mod commit_rate;
 #[doc(hidden)]
 pub mod wire;
 pub(crate) mod workload;
@@ -10,10 +9,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::changes::{ChangeStats, RetentionChoice};
+use crate::commit::group_commit::GroupCommitMode;
 use crate::commit::stall::{StallListener, StallStats};
+use crate::expiry::ExpiryStats;
+use crate::space::log::LogStats;
 use sheaf_log::blob::BlobStats;
-use sheaf_log::options::EngineOptions;
-use sheaf_log::types::{Durability, KeyspaceId};
+use sheaf_log::types::Durability;
 use sheaf_platform::disk::{DescriptorStats, Permissions};
 use sheaf_platform::parallel::background_threads;
 
@@ -57,32 +58,6 @@ pub struct StoreOptions {
     pub is_repair_output: bool,
 }
 
-/// Method by which commits that wait for durability share syncs: the methods of FlatStore (§3.3),
-/// for comparison. All give the same guarantees; the default is the fastest (decisions/0011).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum GroupCommitMode {
-    /// One sync per wait, even if the commit is already durable.
-    SyncPerWait,
-    /// One sync for all commits of the waiting thread since its last sync.
-    SyncPerThread,
-    /// One sync for all threads; no thread commits while it runs.
-    Blocking,
-    /// One sync for all threads; the next commits are gathered while it runs.
-    #[default]
-    Pipelined,
-}
-
-impl GroupCommitMode {
-    /// All methods.
-    pub const ALL: [GroupCommitMode; 4] = [
-        GroupCommitMode::SyncPerWait,
-        GroupCommitMode::SyncPerThread,
-        GroupCommitMode::Blocking,
-        GroupCommitMode::Pipelined,
-    ];
-}
-
 impl Default for StoreOptions {
     fn default() -> StoreOptions {
         StoreOptions {
@@ -104,22 +79,6 @@ impl Default for StoreOptions {
             is_repair_output: false,
         }
     }
-}
-
-/// Entry in a list of keyspaces.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct KeyspaceInfo {
-    /// Name of the keyspace.
-    pub name: String,
-    /// Number of the keyspace, used in its file names; never reused.
-    pub id: KeyspaceId,
-    /// Name of the engine.
-    pub engine: &'static str,
-    /// Engine options that were set.
-    pub options: EngineOptions,
-    /// Description of the damage, if the keyspace cannot be used.
-    pub damage: Option<String>,
 }
 
 /// Memory by purpose, in bytes.
@@ -167,29 +126,6 @@ pub struct CacheStats {
     pub bytes: u64,
     /// Current limit in bytes, if another cache would make better use of more memory.
     pub limit_bytes: Option<u64>,
-}
-
-/// Statistics of one log.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LogStats {
-    /// Name of the log: `journal`, or `flat` for the store log, which contains the data of all
-    /// keyspaces with the engines `flat`, `flat-ordered`, `cedrus` and `kreon`.
-    pub name: &'static str,
-    /// Number of segments.
-    pub segments: u64,
-    /// Size of the segment files in bytes.
-    pub disk_bytes: u64,
-    /// Bytes of live entries.
-    pub live_bytes: u64,
-    /// Bytes appended by commits since the opening.
-    pub appended_bytes: u64,
-    /// Bytes appended by garbage collection since the opening.
-    pub relocated_bytes: u64,
-    /// Segments freed since the opening.
-    pub freed_segments: u64,
-    /// Segments that are kept because they contain a damaged frame.
-    pub damaged_segments: u64,
 }
 
 /// Statistics of a database. Counters start at 0 with each opening.
@@ -261,21 +197,6 @@ pub struct TransactionStats {
     pub range_readers: u64,
     /// Bytes of the keys that commits recorded for them; part of [`MemoryStats::buffers`].
     pub recent_key_bytes: u64,
-}
-
-/// Statistics of expiry since the opening.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ExpiryStats {
-    /// Expired pairs that the background removed.
-    pub removed_pairs: u64,
-    /// Entries of the indexes that were dropped because their pair was overwritten or removed.
-    pub dropped_hints: u64,
-    /// Time at which the background has the next work, in milliseconds since 1970. `None` if no
-    /// pair expires; zero if the time is not known yet.
-    pub next_due_ms: Option<u64>,
-    /// Time for which that work has been due.
-    pub lag: Duration,
 }
 
 /// Statistics of an opening.

@@ -31,21 +31,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::directory::{WORKLOAD_FILE, WORKLOAD_TEMP_FILE};
 use crate::{KeyspaceState, Store};
 use sheaf_engine::workload::{self, LatencyKind, SampleStart, SampledCall, WorkloadStats};
 use sheaf_platform::disk::{Disk, OpenMode};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 
-/// Name of the file.
-pub(crate) const WORKLOAD_FILE: &str = "LOAD";
-/// Name of the file while it is being written.
-const WORKLOAD_TEMP_FILE: &str = "LOAD.new";
-
-/// Returns whether a file of this name contains workload statistics, complete or not.
-pub(crate) fn is_workload_file(name: &str) -> bool {
-    name == WORKLOAD_FILE || name == WORKLOAD_TEMP_FILE
-}
 /// Minimum interval between two writes, except at close.
 const SAVE_INTERVAL: Duration = Duration::from_secs(300);
 /// A larger file was not written by this code and is ignored.

@@ -37,8 +37,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 pub(crate) use self::survivors::{Survivor, SurvivorBuffer};
-use crate::maintenance::idle::MaintenanceMode;
-use crate::maintenance::threads::{PassOutcome, PoisonOnPanic};
+use crate::pass::{MaintenanceMode, PassOutcome, PoisonOnPanic};
 use crate::space::log::LogState;
 use crate::space::root_writer::{RootState, SurvivorTails};
 use crate::{KeyspaceState, Store};

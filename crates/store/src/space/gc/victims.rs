@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::Store;
-use crate::maintenance::idle::MaintenanceMode;
+use crate::pass::MaintenanceMode;
 use crate::space::log::LogState;
 use crate::space::root_writer::RootState;
 use sheaf_log::segment::Segment;

@@ -22,15 +22,15 @@ const MAX_CHECKSUM_FACTOR: u64 = 64;
 
 /// Bytes of a segment that cannot be read.
 #[derive(Debug)]
-pub(super) struct DamagedRange {
-    pub(super) from: u64,
-    pub(super) to: u64,
+pub(crate) struct DamagedRange {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
     /// Error at its start.
-    pub(super) error: Error,
+    pub(crate) error: Error,
 }
 
 /// Part of a segment.
-pub(super) enum ScanPart<'a, 's> {
+pub(crate) enum ScanPart<'a, 's> {
     Frame(&'a ScannedFrame<'s>),
     Damaged(DamagedRange),
 }
@@ -38,7 +38,7 @@ pub(super) enum ScanPart<'a, 's> {
 /// Visits the frames of `segment` from `from` on. They must end at `end`. If the segment
 /// `may_go_on`, they may continue behind `end`, up to the last valid frame. Returns the end of the
 /// last frame.
-pub(super) fn scan_past_damage(
+pub(crate) fn scan_past_damage(
     segment: &Segment,
     from: u64,
     end: u64,
