@@ -1,7 +1,7 @@
 //! # Bulk build: replay of a whole log into an empty index
 //!
 //! Gathers the replayed records and builds the index in one pass. An index that grows key by key
-//! costs cache misses, splits and a turn under a lock for each record. At the end the records are
+//! costs cache misses, splits and a lock for each record. At the end the records are
 //! sorted in the order of the index. The newest record of each key wins. Threads build the parts of
 //! the index in parallel.
 //!

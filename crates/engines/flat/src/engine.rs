@@ -15,7 +15,8 @@
 //! 2. An entry that a view needs is added to `versions` before the index stops referring to it. A
 //!    reader that finds an entry newer than its view therefore finds the old one in `versions`.
 //! 3. `keys` is increased before a new key enters the index, and decreased before a key leaves it.
-//!    If several threads remove the last keys at once, one of them therefore reads zero.
+//!    If several threads remove the last keys at once, one of them therefore reads zero, and frees
+//!    the memory of the empty index.
 //! 4. Addresses loaded under an epoch guard stay readable until the guard is dropped. The notes of
 //!    an operation are used under the guard that the committer holds from `prepare` to `apply`.
 //!

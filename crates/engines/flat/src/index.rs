@@ -13,8 +13,8 @@
 //! ## Threads
 //!
 //! - `insert` and `replace` run in parallel for different keys. The caller owns the key: no other
-//!   thread changes it until the call returns. During the call a change may become visible and
-//!   invisible again; after the call every reader sees it.
+//!   thread changes it until the call returns. During the call one reader may see the change and a
+//!   later reader not, because a split can repeat the change. After the call every reader sees it.
 //! - `clear` and `load` change the whole index. They run one at a time, and not during other
 //!   changes.
 //! - `shrink_if_empty` may run during changes.

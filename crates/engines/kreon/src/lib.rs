@@ -18,7 +18,7 @@
 //! 1. The newest version of a key is in the first of active, frozen, L1, L2, ... that contains the
 //!    key. A put does not look up lower versions: a spill finds and accounts for them.
 //! 2. The record of the newest version exists. A superseded entry of a level may point at a deleted
-//!    segment, which the *stamp* of its leaf reveals.
+//!    segment. The *stamp* of its leaf reveals that: no segment up to then had a higher number.
 //! 3. A version that a view needs is in the first source that contains it or among the old
 //!    versions, and its record exists.
 //! 4. A state (memtables and roots) is published as a whole.
@@ -27,7 +27,7 @@
 //! ## Crash
 //!
 //! An image contains the roots. Replay of the store log from the checkpoint's position fills a
-//! memtable, which shadows the levels. The highest number of a key wins.
+//! memtable, which shadows the levels. Of the records of a key, the one with the highest seq wins.
 
 mod check;
 mod engine;

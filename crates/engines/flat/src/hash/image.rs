@@ -8,8 +8,8 @@
 //!
 //! The words are those of the memory; their addresses contain the slots of the time of the
 //! checkpoint. The image is fuzzy: a key that changed during the save may be missing or present
-//! twice. Replay of its record corrects that. A small table is written as the table of the usual
-//! size that would replace it.
+//! twice. Replay of its record corrects that. An index that still has its small first table is
+//! written with a table of the usual size.
 
 use sheaf_engine::contract::ImageSink;
 use sheaf_log::segment::Address;

@@ -10,8 +10,8 @@
 //!  hash:  [ top 21 bits: kept in the word; the first `depth` of them choose the table ] ...
 //!         ... [ low bits: home bucket ]
 //!  word:  [ 21 bits of hash | step 2 | overflow (slot 7 only) | 40-bit address ] 0 = empty
-//!  table: 256 buckets of 8 words; an entry is in its home bucket or in one of the next three
-//!         the first one: 16 buckets, until it is full
+//!  table: 256 buckets of 8 words; an entry is in its home bucket or in one of the next three;
+//!         the first table of an index has 16 buckets, and is replaced when it is full
 //! ```
 //!
 //! The kept bits and the step (number of buckets behind the home) suffice to split a table without

@@ -10,8 +10,8 @@
 //!  image keys 4           | word 8, number 8, bytes of the key 4, key ...
 //! ```
 //!
-//! All numbers are little-endian. `image_keys.rs` describes the image keys. The levels are those of
-//! one moment at or after the checkpoint's position.
+//! All numbers are little-endian. `image_keys.rs` describes the image keys. The levels may be newer
+//! than the position of the checkpoint: replay then finds records that the levels already contain.
 
 pub(crate) mod image_keys;
 mod levels;

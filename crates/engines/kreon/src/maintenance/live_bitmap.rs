@@ -17,9 +17,9 @@
 //! 1. For keys below the progress of the scan: the bit of a record in an existing segment is set
 //!    exactly if the last level points at it. Steps change the bits of all keys, so the finished
 //!    part stays correct.
-//! 2. Bits change before the step is published. A reader with the previous state finds in it the
-//!    entry that supersedes a record with a cleared bit. It also finds the source of a record with
-//!    a new bit.
+//! 2. Bits change before the step is published, so GC may still use the previous state. That state
+//!    has two kinds of entries in upper levels: those that supersede a record with a cleared bit,
+//!    and those that point at a record with a new bit.
 //! 3. Two records of the keyspace never share a bit, because none is shorter than a granule. If a
 //!    shorter record is added, the granule shrinks and all leaves are scanned again.
 //!

@@ -2,9 +2,9 @@
 //!
 //! GC asks whether a record is needed (`liveness`), copies it, and repoints the key to the copy
 //! (`relocate`). It holds the stripe of the key then, so that step must not read from the disk. So
-//! each positive answer is stored as a *candidate*. Relocation adds a record to the active memtable
-//! that equals the level's entry and shadows it. A spill with a newer version of the key removes
-//! the candidate.
+//! each positive answer is stored as a *candidate*. Relocation adds an entry for the copy to the
+//! active memtable. It shadows the level's entry of the same version. A spill with a newer version
+//! of the key removes the candidate.
 //!
 //! ## Invariants
 //!

@@ -7,10 +7,11 @@
 //!
 //! ## Accounts
 //!
-//! An entry of a level counts the bytes of its record as live in the record's segment, until a
-//! newer entry replaces it here. The entries *below* an entry that GC moved, or that replaced such
-//! an entry, are no longer accounted ([`LOWER_UNACCOUNTED`]). If the segment of an entry is
-//! deleted, its account is deleted too.
+//! Each segment has an account of its live bytes. An entry of a level counts the bytes of its
+//! record there until a spill merges a newer entry of the key with it. If GC copies a record, it
+//! accounts for the old one, and the entry of the copy gets the flag [`LOWER_UNACCOUNTED`]: a spill
+//! must not account for the old one again. An entry that replaces it in a memtable keeps the flag.
+//! The account of a deleted segment is deleted too.
 //!
 //! ## Crash
 //!

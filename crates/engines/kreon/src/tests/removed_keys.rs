@@ -247,9 +247,13 @@ fn the_file_of_an_emptied_keyspace_shrinks() {
     let (full, _) = engine.level_store.space.bytes();
     (0..1000).for_each(|number| both.remove(number));
     checkpoint();
-    checkpoint(); // frees the pages of the previous image
-    let (empty, _) = engine.level_store.space.bytes();
-    assert!(empty * 8 < full, "{empty} of {full}");
+    // Each further one frees the pages of the previous image. Another thread may still be freeing
+    // them after the wait for guards, so this looks more than once.
+    let is_small = || {
+        checkpoint();
+        engine.level_store.space.bytes().0 * 8 < full
+    };
+    assert!((0..20).any(|_| is_small()), "{:?} of {full}", engine.level_store.space.bytes());
 }
 
 #[test]
