@@ -71,9 +71,19 @@ mod real {
             DEFERRED_BYTES.load(Ordering::Relaxed)
         }
 
-        /// Waits, at most for `limit`, until every present guard was dropped and all earlier
-        /// deferred functions ran or are running. Returns false after a timeout. The caller must
-        /// not hold a guard. Yields in a loop, because there is no event to sleep on.
+        /// Waits until every guard that any thread holds at the call is dropped, at most for
+        /// `limit`. Returns false after a timeout, and always if the caller holds a guard. Yields
+        /// in a loop, because there is no event to sleep on.
+        ///
+        /// If it returns true, these deferred functions have run, or are running in another thread:
+        ///
+        /// - those that this thread deferred before the call;
+        /// - those that another thread deferred and then *flushed* before the call. `Guard::flush`,
+        ///   the 64th function since the last flush, and the end of a thread flush.
+        ///
+        /// A function that was not flushed waits for its thread, however long that is. So a
+        /// function that another thread may wait for must be flushed where it is deferred. A caller
+        /// that needs the effect of a function must check the effect.
         pub fn wait_for_guards(limit: Duration) -> bool {
             let is_over = Arc::new(AtomicBool::new(false));
             let over = Arc::clone(&is_over);
@@ -193,3 +203,53 @@ pub use self::sharded_arc::thread_shard;
 pub use self::sharded_arc::{ShardedArc, THREAD_SHARDS};
 pub use self::wait::{WaitTree, WaitWord, WaitWords};
 pub use imp::AtomicWide;
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::epoch::{pin, wait_for_guards};
+    use super::thread;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_wait_for_guards_ends_after_the_guards_that_were_held_at_its_begin() {
+        let (held, is_held) = channel();
+        let (release, is_released) = channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let _guard = pin();
+                held.send(()).unwrap();
+                is_released.recv().unwrap();
+            });
+            is_held.recv().unwrap();
+            assert!(!wait_for_guards(Duration::from_millis(5)), "the guard is held");
+            release.send(()).unwrap();
+            assert!(wait_for_guards(LONG));
+        });
+    }
+
+    #[test]
+    fn a_flushed_function_of_an_idle_thread_runs() {
+        let (ran, has_run) = channel();
+        let (flushed, is_flushed) = channel();
+        let (end, is_over) = channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let guard = pin();
+                guard.defer(move || ran.send(()).unwrap());
+                guard.flush();
+                drop(guard);
+                flushed.send(()).unwrap();
+                is_over.recv().unwrap();
+            });
+            is_flushed.recv().unwrap();
+            assert!(wait_for_guards(LONG));
+            let has_run = has_run.recv_timeout(LONG); // another thread may be running it
+            end.send(()).unwrap();
+            has_run.unwrap();
+        });
+    }
+}
