@@ -646,9 +646,10 @@ pub fn scratch_dir(usual: &str) -> PathBuf {
     std::env::var_os("SHEAF_SCRATCH").map_or_else(|| PathBuf::from(usual), PathBuf::from)
 }
 
-/// Waits until no reader can hold memory or files retired up to now. Epochs are per process, so a
-/// reader of another test's database delays this too. Gives up after five seconds, because the
-/// calling thread may hold a guard itself.
+/// Waits until no reader can hold memory or files retired up to now. They are freed then, or are
+/// being freed by another thread (`wait_for_guards`), so a test must repeat the wait and its check.
+/// Epochs are per process, so a reader of another test's database delays this too. Gives up after
+/// five seconds, because the calling thread may hold a guard itself.
 pub fn wait_epoch_garbage_freed() {
     let _ = epoch::wait_for_guards(Duration::from_secs(5));
 }
