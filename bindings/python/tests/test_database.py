@@ -71,8 +71,12 @@ def test_paths_need_not_be_utf_8(tmp_path: Path) -> None:
     with sheaf.open(Path(os.fsdecode(raw)), create=False) as db:
         assert db["users"][b"k"] == b"v"
         db.backup(os.fsencode(tmp_path) + b"/\xfd")
-    with pytest.raises(sheaf.IoError):
+    with pytest.raises(sheaf.InvalidArgumentError, match="NUL"):
         sheaf.open(tmp_path / "a\0b")
+    with pytest.raises(sheaf.InvalidArgumentError, match="NUL"):
+        sheaf.restore(tmp_path / "a\0b", tmp_path / "to")
+    with pytest.raises(sheaf.InvalidArgumentError, match="empty"):
+        sheaf.open("")
 
 
 def test_a_second_opening_is_refused(db: sheaf.Database, path: Path) -> None:
