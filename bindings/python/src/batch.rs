@@ -11,6 +11,7 @@ use crate::input::Input;
 use crate::keyspace::RawKeyspace;
 use crate::options::range;
 use crate::shared::{Shared, refuse_pickle};
+use crate::wait::CommitWait;
 
 /// Changes that one commit makes.
 #[pyclass(frozen, subclass, module = "sheaf._sheaf")]
@@ -213,6 +214,12 @@ impl CommitTicket {
     /// Wait until the commit is on the device.
     fn wait_durable(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.ticket.wait_durable()).map_err(|error| self.shared.exception(py, &error))
+    }
+
+    /// Return a wait for an event loop, like `wait_durable` if `is_sync` and like `wait` otherwise.
+    fn start_wait(&self, is_sync: bool) -> CommitWait {
+        let future = if is_sync { self.ticket.durable() } else { (&self.ticket).into_future() };
+        CommitWait::new(future, Arc::clone(&self.shared))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -2,7 +2,12 @@
 //!
 //! Positions are texts in Python.
 
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, UNIX_EPOCH};
 
 use pyo3::prelude::*;
@@ -14,6 +19,7 @@ use crate::database::RawDatabase;
 use crate::input::Input;
 use crate::options::seconds;
 use crate::shared::{Shared, refuse_pickle};
+use crate::wait::Notifier;
 
 /// Time between two checks for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
@@ -25,17 +31,60 @@ fn parse(py: Python<'_>, shared: &Shared, position: &str) -> PyResult<ChangePosi
     position.parse::<ChangePosition>().map_err(|error| shared.exception(py, &error))
 }
 
+/// Feed that an event loop waits for. Returns the feed at the end of the wait.
+type Wait = Pin<Box<dyn Future<Output = (sheaf::Changes, sheaf::Result<()>)> + Send>>;
+
+/// Feed of changes.
+enum Feed {
+    Idle(sheaf::Changes),
+    /// An event loop waits for the next commit. The wait ends at once if the flag is true.
+    Waiting(Wait, Arc<AtomicBool>),
+    Closed,
+}
+
+impl Feed {
+    /// Returns a wait that keeps `changes` until it ends.
+    fn waiting(mut changes: sheaf::Changes) -> Feed {
+        let is_given_up = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&is_given_up);
+        let wait = Box::pin(async move {
+            let mut ready = changes.ready();
+            let result = poll_fn(|context| match flag.load(Ordering::Relaxed) {
+                true => Poll::Ready(Ok(())),
+                false => Pin::new(&mut ready).poll(context),
+            });
+            let result = result.await;
+            drop(ready);
+            (changes, result)
+        });
+        Feed::Waiting(wait, is_given_up)
+    }
+
+    /// Ends a wait of an event loop, and returns the feed. `None` after `close`.
+    fn changes(&mut self) -> Option<&mut sheaf::Changes> {
+        if let Feed::Waiting(wait, is_given_up) = self {
+            is_given_up.store(true, Ordering::Relaxed);
+            if let Poll::Ready((changes, _)) = wait.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                *self = Feed::Idle(changes);
+            }
+        }
+        match self {
+            Feed::Idle(changes) => Some(changes),
+            Feed::Waiting(..) | Feed::Closed => None,
+        }
+    }
+}
+
 /// The changes after a position, commit by commit. An iterator: waits for the next commit, and ends
 /// when the database is closed.
 #[pyclass(frozen, module = "sheaf")]
 pub(crate) struct Changes {
-    /// `None` after `close`.
-    changes: Mutex<Option<sheaf::Changes>>,
+    changes: Mutex<Feed>,
     shared: Arc<Shared>,
 }
 
 impl Changes {
-    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Option<sheaf::Changes>> {
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Feed> {
         self.changes.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -48,7 +97,7 @@ impl Changes {
                 return Ok(Err(Error::Closed));
             }
             let mut guard = self.lock(py);
-            let Some(changes) = guard.as_mut() else { return Ok(Err(Error::Closed)) };
+            let Some(changes) = guard.changes() else { return Ok(Err(Error::Closed)) };
             let wait = left.unwrap_or(SIGNAL_INTERVAL).min(SIGNAL_INTERVAL);
             left = left.map(|left| left - wait);
             match py.detach(|| changes.next_within(wait)) {
@@ -98,15 +147,15 @@ impl Changes {
         if include_unsynced {
             changes = changes.include_unsynced();
         }
-        Ok(Changes { changes: Mutex::new(Some(changes)), shared })
+        Ok(Changes { changes: Mutex::new(Feed::Idle(changes)), shared })
     }
 
     /// Position after all commits that were returned or filtered out.
     #[getter]
     fn position(&self, py: Python<'_>) -> PyResult<String> {
         self.shared.open(py)?;
-        let guard = self.lock(py);
-        let changes = guard.as_ref().ok_or_else(|| self.shared.exception(py, &Error::Closed))?;
+        let mut guard = self.lock(py);
+        let changes = guard.changes().ok_or_else(|| self.shared.exception(py, &Error::Closed))?;
         Ok(changes.resume_position().to_string())
     }
 
@@ -131,12 +180,33 @@ impl Changes {
         }
     }
 
+    /// Return true if `next(0)` may return a commit or raise an error. Otherwise `notifier` reports
+    /// `number` when it may.
+    fn poll_ready(&self, py: Python<'_>, notifier: PyRef<'_, Notifier>, number: u64) -> PyResult<bool> {
+        self.shared.open(py)?;
+        let mut feed = self.lock(py);
+        *feed = match mem::replace(&mut *feed, Feed::Closed) {
+            Feed::Idle(changes) => Feed::waiting(changes),
+            other => other,
+        };
+        let Feed::Waiting(wait, _) = &mut *feed else {
+            return Err(self.shared.exception(py, &Error::Closed));
+        };
+        match notifier.poll(number, wait.as_mut()) {
+            Poll::Pending => Ok(false),
+            Poll::Ready((changes, result)) => {
+                *feed = Feed::Idle(changes);
+                result.map(|()| true).map_err(|error| self.shared.exception(py, &error))
+            }
+        }
+    }
+
     /// Free the feed. Further calls raise `ClosedError`.
     fn close(&self, py: Python<'_>) {
         if self.shared.is_forked() {
             return; // another thread of the parent may have held the lock
         }
-        let changes = self.lock(py).take();
+        let changes = mem::replace(&mut *self.lock(py), Feed::Closed);
         py.detach(|| drop(changes));
     }
 

@@ -12,7 +12,7 @@ use sheaf::{
 };
 
 use crate::error::exception;
-use crate::options::{builder, keyspace_options};
+use crate::options::{self, builder, keyspace_options};
 use crate::shared::{Shared, refuse_pickle};
 use crate::stats;
 use crate::worker::{self, Caller};
@@ -78,7 +78,7 @@ impl RawDatabase {
     #[new]
     #[pyo3(signature = (path, options))]
     fn new(py: Python<'_>, path: PathBuf, options: &Bound<'_, PyDict>) -> PyResult<RawDatabase> {
-        let builder = builder(options)?;
+        let (builder, path) = (builder(options)?, options::path(py, "path", path)?);
         let opened = worker::run_to_end(py, move || builder.open(path))?;
         let database = opened.map_err(|error| exception(py, &error))?;
         Ok(RawDatabase { shared: Shared::new(database) })
@@ -190,6 +190,8 @@ impl RawDatabase {
     ) -> PyResult<Bound<'py, PyDict>> {
         let (database, shared) = (self.shared.open(py)?.clone(), Arc::clone(&self.shared));
         let rate = self::rate(py, rate)?;
+        let path = options::path(py, "path", path)?;
+        let base = base.map(|base| options::path(py, "base", base)).transpose()?;
         let work = move |caller: &Caller<BackupProgress, Outcome<BackupReport>>| {
             let mut watcher = |at| caller.report(at);
             let mut options = BackupOptions::default().verify(verify).rate(rate).on_progress(&mut watcher);
@@ -243,6 +245,7 @@ pub(crate) fn restore<'py>(
     target: PathBuf,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let (source, target) = (options::path(py, "source", source)?, options::path(py, "target", target)?);
     let work = move |caller: &Caller<BackupProgress, Outcome<BackupReport>>| {
         Database::builder().restore(source, target, Some(&mut |at| caller.report(at)))
     };
@@ -260,6 +263,7 @@ pub(crate) fn repair<'py>(
     keep_doubtful: bool,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyList>)> {
+    let (source, target) = (options::path(py, "source", source)?, options::path(py, "target", target)?);
     if source == target {
         return Err(PyTypeError::new_err("a repair must write to another directory"));
     }

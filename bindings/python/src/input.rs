@@ -16,7 +16,9 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
-use sheaf::Value;
+use sheaf::{Error, MAX_VALUE, Value};
+
+use crate::error::exception;
 
 /// Bytes of one argument.
 pub(crate) enum Input<'a> {
@@ -52,7 +54,8 @@ impl Deref for Input<'_> {
     }
 }
 
-/// Copies the bytes of a contiguous buffer of any format.
+/// Copies the bytes of a contiguous buffer of any format. Refuses a buffer that is longer than any
+/// key or value may be, because a copy of it could exhaust the memory.
 fn copy(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let mut view = ffi::Py_buffer::new();
     // SAFETY: `object` is a live object and `view` a writable struct; the GIL is held.
@@ -62,14 +65,18 @@ fn copy(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     }
     let len = usize::try_from(view.len).unwrap_or(0);
     let bytes = match len {
-        0 => Vec::new(),
+        0 => Ok(Vec::new()),
+        _ if len > MAX_VALUE => {
+            let (object, got, max) = ("value", len as u64, MAX_VALUE as u64);
+            Err(Error::TooLarge { object, got, max })
+        }
         // SAFETY: PyBUF_SIMPLE guarantees `len` readable bytes at `buf` until the release below. No
         // Python code runs before that.
-        _ => unsafe { std::slice::from_raw_parts(view.buf.cast::<u8>(), len) }.to_vec(),
+        _ => Ok(unsafe { std::slice::from_raw_parts(view.buf.cast::<u8>(), len) }.to_vec()),
     };
     // SAFETY: `view` was filled above and is released once.
     unsafe { ffi::PyBuffer_Release(&mut view) };
-    Ok(bytes)
+    bytes.map_err(|error| exception(object.py(), &error))
 }
 
 /// Calls `fill` with the memory of a writable buffer and returns its result. `fill` must not run

@@ -25,6 +25,7 @@ mod space;
 mod stats;
 mod stream;
 mod transaction;
+mod wait;
 mod worker;
 
 use pyo3::prelude::*;
@@ -45,6 +46,8 @@ fn _sheaf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<changes::Commit>()?;
     module.add_class::<changes::Change>()?;
     module.add_class::<changes::RawChangeCursor>()?;
+    module.add_class::<wait::Notifier>()?;
+    module.add_class::<wait::CommitWait>()?;
     module.add_class::<stream::RawReader>()?;
     module.add_class::<stream::RawWriter>()?;
     module.add_function(wrap_pyfunction!(options::engines, module)?)?;

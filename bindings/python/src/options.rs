@@ -1,13 +1,16 @@
 //! # Options: of the opening, of keyspaces and of ranges
 
 use std::ops::Bound as RangeBound;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sheaf::{Builder, ChangeRetention, Database, Durability, KeyspaceOptions, Permissions, Stall};
+use sheaf::{Builder, ChangeRetention, Database, Durability, Error, KeyspaceOptions, Permissions, Stall};
 
+use crate::error::exception;
 use crate::input::Input;
 
 /// Returns the durability of `"buffer"` or `"sync"`.
@@ -23,6 +26,16 @@ pub(crate) fn durability(name: &str) -> PyResult<Durability> {
 pub(crate) fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| PyValueError::new_err(format!("{name} must be a number of seconds, not {seconds}")))
+}
+
+/// Returns the path of the argument `argument`. A path may have any bytes except NUL.
+pub(crate) fn path(py: Python<'_>, argument: &'static str, path: PathBuf) -> PyResult<PathBuf> {
+    let reason = match path.as_os_str().as_bytes() {
+        [] => "the path is empty",
+        bytes if bytes.contains(&0) => "the path contains a NUL byte",
+        _ => return Ok(path),
+    };
+    Err(exception(py, &Error::InvalidArgument { argument, reason: reason.to_owned() }))
 }
 
 fn on_stall(builder: Builder, callback: Py<PyAny>) -> Builder {

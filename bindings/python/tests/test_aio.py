@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,5 +78,104 @@ def test_a_waiting_call_does_not_block_the_loop(path: Path) -> None:
             assert ticks > 10
             with pytest.raises(sheaf.LockedError):
                 await opening
+
+    asyncio.run(main())
+
+
+def test_many_tickets_wait_without_threads(path: Path) -> None:
+    async def main() -> None:
+        # With one thread, 200 waits that block a thread each would take 200 syncs, one by one.
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
+        async with await sheaf.aio.open(path, sync_interval=60.0) as db:
+            users = await db.keyspace("users")
+            tickets = []
+            for index in range(200):
+                batch = db.batch(durability="sync")
+                batch.insert(users, b"%03d" % index, b"x")
+                tickets.append(await batch.submit())
+            blocked = threading.Event()
+            held = loop.run_in_executor(None, blocked.wait)
+            await asyncio.gather(*(ticket.durable() for ticket in tickets))
+            await tickets[0]
+            assert all(ticket.is_durable for ticket in tickets) and not held.done()
+            blocked.set()
+            await held
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_wait_leaves_the_ticket_usable(path: Path) -> None:
+    async def main() -> None:
+        async with await sheaf.aio.open(path) as db:
+            users = await db.keyspace("users")
+            batch = db.batch()
+            batch.insert(users, b"a", b"1")
+            ticket = await batch.submit()
+            wait = asyncio.ensure_future(ticket.durable())
+            await asyncio.sleep(0)
+            wait.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await wait
+            await ticket.durable()
+            assert ticket.is_durable
+
+    asyncio.run(main())
+    asyncio.run(main())  # each event loop has its own waits
+
+
+def test_a_feed_of_changes_is_awaited(path: Path) -> None:
+    async def main() -> None:
+        retention = sheaf.ChangeRetention(1 << 30, seconds=3600)
+        async with await sheaf.aio.open(path, retain_changes=retention) as db:
+            users = await db.keyspace("users")
+            begin = await db.newest_change()
+            changes = await db.changes(begin, keyspaces=["users"])
+            seen: list[bytes | None] = []
+
+            async def read() -> None:
+                async for commit in changes:
+                    seen.extend(change.key for change in commit.changes)
+
+            reader = asyncio.ensure_future(read())
+            await asyncio.sleep(0)
+            for index in range(20):
+                await users.insert(b"%02d" % index, b"x", "sync")
+            again = await db.changes(begin, include_unsynced=True)
+            first = await again.next()
+            assert [change.key for change in first.changes] == [b"00"] and again.position == first.position
+            cursor = await db.change_cursor("reader")
+            await cursor.commit(first.position)
+            assert cursor.name == "reader" and await cursor.position() == first.position
+            async with await cursor.changes() as rest:
+                assert [change.key for change in (await rest.next()).changes] == [b"01"]
+            while len(seen) < 20:
+                await asyncio.sleep(0)
+        await reader
+        assert seen == [b"%02d" % index for index in range(20)]
+        with pytest.raises(sheaf.ClosedError):
+            await again.next()
+
+    asyncio.run(main())
+
+
+def test_a_feed_continues_after_a_cancelled_wait(path: Path) -> None:
+    async def main() -> None:
+        retention = sheaf.ChangeRetention(1 << 30, seconds=3600)
+        async with await sheaf.aio.open(path, retain_changes=retention) as db:
+            users = await db.keyspace("users")
+            changes = await db.changes(await db.newest_change())
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(changes.next(), 0.05)
+            position = changes.position
+            await users.insert(b"a", b"1", "sync")
+            commit = await changes.next()
+            assert commit.changes[0].key == b"a" and changes.position != position
+            waiting = asyncio.ensure_future(changes.next())
+            await asyncio.sleep(0.05)
+            await db.close()
+            with pytest.raises(sheaf.ClosedError):
+                await waiting
+            await changes.close()
 
     asyncio.run(main())

@@ -71,8 +71,27 @@ def test_paths_need_not_be_utf_8(tmp_path: Path) -> None:
     with sheaf.open(Path(os.fsdecode(raw)), create=False) as db:
         assert db["users"][b"k"] == b"v"
         db.backup(os.fsencode(tmp_path) + b"/\xfd")
-    with pytest.raises(sheaf.IoError):
+    with pytest.raises(sheaf.InvalidArgumentError, match="NUL"):
         sheaf.open(tmp_path / "a\0b")
+    with pytest.raises(sheaf.InvalidArgumentError, match="NUL"):
+        sheaf.restore(tmp_path / "a\0b", tmp_path / "to")
+    with pytest.raises(sheaf.InvalidArgumentError, match="empty"):
+        sheaf.open("")
+
+
+def test_foreign_files_need_not_have_utf_8_names(path: Path, tmp_path: Path) -> None:
+    foreign = os.fsencode(tmp_path) + b"/foreign"
+    os.mkdir(foreign)
+    open(foreign + b"/\xff", "wb").close()
+    with pytest.raises(sheaf.NotADatabaseError):
+        sheaf.open(foreign)
+    with sheaf.open(path) as db:
+        db["users"][b"k"] = b"v"
+        with pytest.raises(sheaf.InvalidArgumentError, match="not empty"):
+            db.backup(foreign)
+    open(os.fsencode(path) + b"/\xff", "wb").close()
+    with sheaf.open(path) as db:
+        assert db["users"][b"k"] == b"v" and db.verify().findings == 0
 
 
 def test_a_second_opening_is_refused(db: sheaf.Database, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -436,6 +437,9 @@ def test_wrong_types_and_sizes_are_refused(users: sheaf.Keyspace) -> None:
         for index in range(70_000):
             batch[b"%d" % index] = b"x" * 1024
     assert len(users) == 1
+    with mmap.mmap(-1, 1 << 32) as longest, pytest.raises(sheaf.TooLargeError) as long_value:
+        users[b"k"] = longest  # refused before it is copied
+    assert (long_value.value.got, long_value.value.max) == (1 << 32, sheaf.MAX_VALUE)
     huge = os.urandom(100 << 20)
     users[b"huge"] = huge
     assert users[b"huge"] == huge and bytes(users.view(b"huge") or b"") == huge and len(dict(users)) == 2

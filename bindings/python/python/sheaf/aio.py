@@ -10,21 +10,26 @@
 b'lovelace'
 
 The executor is that of the event loop. A call that is cancelled while it runs continues in its
-thread: a cancelled commit may or may not have been made.
+thread: a cancelled commit may or may not have been made. Waits for commits and for changes use no
+thread: the library wakes the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from . import _database, _reports
 from ._batch import Batch
+from ._changes import ChangeCursor
+from ._errors import ClosedError
 from ._keyspace import Durability, Keyspace, SnapshotKeyspace
-from ._sheaf import CommitTicket, Scan
+from ._sheaf import Changes, Commit, CommitTicket, Notifier, Scan
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
@@ -39,6 +44,45 @@ _PAIRS, _KEYS, _VALUES = 0, 1, 2
 async def _run(call: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(None, partial(call, *arguments, **options))
+
+
+class _Waits:
+    """Waits of one event loop, which the library wakes by a descriptor."""
+
+    _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Waits] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._notifier = Notifier()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    @classmethod
+    async def until(cls, poll: Callable[[Notifier, int], bool]) -> None:
+        """Call ``poll`` again and again, when the library reports that it may return true."""
+        loop = asyncio.get_running_loop()
+        waits = cls._of_loops.get(loop)
+        if waits is None:
+            waits = cls._of_loops[loop] = cls()
+        number = next(waits._numbers)
+        while not poll(waits._notifier, number):
+            await waits._woken(loop, number)
+
+    async def _woken(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        if not self._waiting:
+            loop.add_reader(self._notifier.fileno(), self._wake)
+        woken = self._waiting[number] = loop.create_future()
+        try:
+            await woken
+        finally:
+            del self._waiting[number]
+            if not self._waiting:
+                loop.remove_reader(self._notifier.fileno())
+
+    def _wake(self) -> None:
+        for number in self._notifier.take():
+            woken = self._waiting.get(number)
+            if woken is not None and not woken.done():
+                woken.set_result(None)
 
 
 class AsyncScan(Generic[_Item]):
@@ -188,11 +232,86 @@ class AsyncTicket:
         return self._ticket.is_durable
 
     def __await__(self) -> Any:
-        return _run(self._ticket.wait).__await__()
+        return _Waits.until(self._ticket.start_wait(False).poll).__await__()
 
     async def durable(self) -> None:
         """Wait until the commit is on the device."""
-        await _run(self._ticket.wait_durable)
+        await _Waits.until(self._ticket.start_wait(True).poll)
+
+
+class AsyncChanges:
+    """Changes after a position, commit by commit.
+
+    An asynchronous iterator: waits for the next commit, and ends when the database is closed.
+    """
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._turn = asyncio.Lock()
+
+    @property
+    def position(self) -> str:
+        """Position after all commits that were returned or filtered out."""
+        return self._changes.position
+
+    async def next(self) -> Commit:
+        """Return the next commit, when there is one."""
+        async with self._turn:
+            while True:
+                commit = await _run(self._changes.next, 0.0)
+                if commit is not None:
+                    return commit
+                await _Waits.until(self._changes.poll_ready)
+
+    def __aiter__(self) -> AsyncIterator[Commit]:
+        return self
+
+    async def __anext__(self) -> Commit:
+        try:
+            return await self.next()
+        except ClosedError as error:
+            if error.is_forked:
+                raise
+            raise StopAsyncIteration from None
+
+    async def close(self) -> None:
+        """Free the feed. Further calls raise ``ClosedError``."""
+        await _run(self._changes.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncChangeCursor:
+    """Named, durable position of a consumer of the change feed."""
+
+    def __init__(self, cursor: ChangeCursor) -> None:
+        self._cursor = cursor
+
+    @property
+    def name(self) -> str:
+        """Name of the cursor."""
+        return self._cursor.name
+
+    async def position(self) -> str:
+        """Return the position that was committed last."""
+        return await _run(lambda: self._cursor.position)
+
+    async def commit(self, position: str) -> None:
+        """Move the cursor to a position, durably."""
+        await _run(self._cursor.commit, position)
+
+    async def changes(self) -> AsyncChanges:
+        """Return the changes after the position of the cursor."""
+        return AsyncChanges(await _run(self._cursor.changes))
 
 
 class AsyncBatch:
@@ -308,6 +427,32 @@ class AsyncDatabase:
     async def snapshot(self) -> AsyncSnapshot:
         """Return a snapshot of the newest state."""
         return AsyncSnapshot(await _run(self._db.snapshot))
+
+    async def changes(
+        self,
+        position: str | None = None,
+        *,
+        keyspaces: Iterable[str] = (),
+        prefixes: Iterable[Buffer] = (),
+        include_unsynced: bool = False,
+    ) -> AsyncChanges:
+        """Return a feed of changes; the arguments are those of :meth:`sheaf.Database.changes`."""
+        changes = await _run(
+            self._db.changes,
+            position,
+            keyspaces=keyspaces,
+            prefixes=prefixes,
+            include_unsynced=include_unsynced,
+        )
+        return AsyncChanges(changes)
+
+    async def newest_change(self) -> str:
+        """Return the position after the newest commit, when that is on the device."""
+        return await _run(self._db.newest_change)
+
+    async def change_cursor(self, name: str) -> AsyncChangeCursor:
+        """Return the named cursor ``name``. A new one is before the oldest change that is retained."""
+        return AsyncChangeCursor(await _run(self._db.change_cursor, name))
 
     async def persist(self) -> None:
         """Wait until all commits that were acknowledged before are on the device."""

@@ -79,7 +79,8 @@ pub enum OpenMode {
 /// Entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DirEntry {
-    /// The last component of the path.
+    /// The last component of the path. If it is not UTF-8, the entry is foreign: no file of a
+    /// database has such a name. Its bad bytes are U+FFFD, so the name does not open it.
     pub name: String,
     /// Whether the entry is a directory.
     pub is_dir: bool,

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use sheaf_engine::contract::{Bounds, Projection};
 use sheaf_engine::keys::borrow_bound;
-use sheaf_platform::sync::Mutex;
 
-use super::state::TransactionState;
+use super::state::{SharedState, TransactionState};
 use crate::iter::Iter;
 use crate::scan_scope::ScanScope;
 use crate::{Error, Keyspace, Result, Value};
@@ -37,7 +36,7 @@ use crate::{Error, Keyspace, Result, Value};
 /// ```
 #[must_use = "an iterator reads nothing until it is advanced"]
 pub struct TransactionIter {
-    transaction: Arc<Mutex<TransactionState>>,
+    transaction: Arc<SharedState>,
     /// Index of the keyspace in the transaction.
     keyspace: usize,
     is_ordered: bool,
@@ -79,11 +78,11 @@ fn set_bound(bound: &mut Bound<Vec<u8>>, key: &[u8], make: fn(Vec<u8>) -> Bound<
 
 impl TransactionIter {
     pub(super) fn new(
-        transaction: &Arc<Mutex<TransactionState>>,
+        transaction: &Arc<SharedState>,
         keyspace: &Keyspace,
         bounds: Bounds,
     ) -> Result<TransactionIter> {
-        let mut state = transaction.lock();
+        let mut state = transaction.lock()?;
         state.check_usable()?;
         let index = state.touch(keyspace)?;
         state.register_ranges()?;
@@ -115,7 +114,7 @@ impl TransactionIter {
     /// Returns an iterator over all pairs, prepared for one pair. `feature` names the call for the
     /// error of an unordered engine.
     pub(super) fn ordered(
-        transaction: &Arc<Mutex<TransactionState>>,
+        transaction: &Arc<SharedState>,
         keyspace: &Keyspace,
         feature: &'static str,
     ) -> Result<TransactionIter> {
@@ -132,7 +131,13 @@ impl TransactionIter {
             return None;
         }
         let transaction = Arc::clone(&self.transaction);
-        let mut state = transaction.lock();
+        let mut state = match transaction.lock() {
+            Ok(state) => state,
+            Err(error) => {
+                self.is_done = true;
+                return Some(Err(error));
+            }
+        };
         let stepped = match state.check_usable() {
             Ok(()) if self.is_ordered => self.step(&mut state, forward),
             Ok(()) => self.step_unordered(&mut state, forward),

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf_engine::contract::Bounds;
-use sheaf_platform::sync::{Mutex, MutexGuard};
+use sheaf_platform::sync::MutexGuard;
 use sheaf_store::Expires;
 
 pub use self::iter::TransactionIter;
 pub use self::retry::RetryPolicy;
-use self::state::{NewValue, TransactionState};
+use self::state::{NewValue, SharedState, TransactionState};
 use crate::iter::{KeyRange, prefix_bounds};
 use crate::open_database::OpenDatabase;
 use crate::removed_range::RemovedRange;
@@ -61,7 +61,7 @@ use crate::{ConflictKeys, Error};
 /// ```
 #[must_use = "a transaction does nothing until it is committed"]
 pub struct Transaction {
-    state: Arc<Mutex<TransactionState>>,
+    state: Arc<SharedState>,
 }
 
 /// Position in a transaction, for [`Transaction::roll_back_to`].
@@ -99,12 +99,12 @@ impl Database {
 
 impl Transaction {
     fn begin(handle: &Arc<OpenDatabase>) -> Result<Transaction> {
-        Ok(Transaction { state: Arc::new(Mutex::new(TransactionState::new(handle)?)) })
+        Ok(Transaction { state: SharedState::new(TransactionState::new(handle)?) })
     }
 
     /// Returns the state, if the transaction can be used.
     fn usable(&self) -> Result<MutexGuard<'_, TransactionState>> {
-        let state = self.state.lock();
+        let state = self.state.lock()?;
         state.check_usable()?;
         Ok(state)
     }
@@ -118,11 +118,11 @@ impl Transaction {
 
     /// Returns whether a call has returned [`Error::Conflict`].
     fn has_conflict(&self) -> bool {
-        self.state.lock().has_conflict()
+        self.state.lock().is_ok_and(|state| state.has_conflict())
     }
 
     /// Returns the number of the newest commit that the transaction sees. The first read of a range
-    /// may raise it.
+    /// may raise it. Returns 0 in a forked child.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -132,7 +132,7 @@ impl Transaction {
     /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
-        self.state.lock().view().seq().0
+        self.state.lock().map_or(0, |state| state.view().seq().0)
     }
 
     /// Returns the value of `key`, or `None` if the key does not exist. The commit checks that the
@@ -566,7 +566,9 @@ impl Transaction {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn durability(self, durability: Durability) -> Transaction {
-        self.state.lock().durability = Some(durability);
+        if let Ok(mut state) = self.state.lock() {
+            state.durability = Some(durability);
+        }
         self
     }
 
@@ -601,7 +603,7 @@ impl Transaction {
     ///
     /// Returns the errors of [`Transaction::commit`], except those of the wait for the device.
     pub fn submit(self) -> Result<CommitTicket> {
-        let mut state = self.state.lock();
+        let mut state = self.state.lock()?;
         let (seq, durability) = state.commit()?;
         Ok(CommitTicket::new(Arc::clone(state.handle()), seq, durability))
     }
@@ -610,6 +612,8 @@ impl Transaction {
 impl Drop for Transaction {
     fn drop(&mut self) {
         // Iterators may live on. They must not keep the registration of the reads.
-        self.state.lock().end();
+        if let Ok(mut state) = self.state.lock() {
+            state.end();
+        }
     }
 }

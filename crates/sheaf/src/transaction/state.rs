@@ -7,6 +7,8 @@ use std::sync::Arc;
 use sheaf_engine::contract::{Action, Bounds, EngineOp};
 use sheaf_engine::keys::borrow_bound;
 use sheaf_log::types::Seq;
+use sheaf_platform::fork::ForkGuard;
+use sheaf_platform::sync::{Mutex, MutexGuard};
 use sheaf_store::{
     CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeRead, RangeReads, RangeView,
     ReadPoint, VersionCheck, View, check_sizes,
@@ -16,6 +18,24 @@ use crate::keyspace::get_at;
 use crate::open_database::OpenDatabase;
 use crate::removed_range::RemovedRange;
 use crate::{ConflictKeys, Durability, Error, Keyspace, Result, Value};
+
+/// Lock of the state, which a transaction shares with its iterators.
+pub(super) struct SharedState {
+    state: Mutex<TransactionState>,
+    fork: ForkGuard,
+}
+
+impl SharedState {
+    pub(super) fn new(state: TransactionState) -> Arc<SharedState> {
+        Arc::new(SharedState { state: Mutex::new(state), fork: ForkGuard::new() })
+    }
+
+    /// Locks the state. Returns [`Error::Closed`] in a forked child: a thread that exists only in
+    /// the parent may hold the lock.
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, TransactionState>> {
+        if self.fork.is_child() { Err(Error::Closed) } else { Ok(self.state.lock()) }
+    }
+}
 
 /// State of a transaction, under its lock.
 pub(super) struct TransactionState {

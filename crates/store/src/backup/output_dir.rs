@@ -18,6 +18,7 @@
 //!    ([`OutputDir::note_created`]). After a database was created there, files with the names of a
 //!    database are removed, too, while its lock is held.
 //! 2. The directory itself is removed if it was created here and is empty.
+//! 3. A forked child removes nothing: the parent continues to fill the directory.
 //!
 //! ## Crash
 //!
@@ -35,6 +36,7 @@ use crate::backup::MANIFEST_TEMP_FILE;
 use crate::directory::{DirLock, LOCK, UNFINISHED, check_finished, is_database_file};
 use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, create_dirs, remove_tree};
 use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
+use sheaf_platform::fork::ForkGuard;
 
 /// A claimed directory. If it is dropped before [`OutputDir::finish`], the files created in it are
 /// removed.
@@ -50,6 +52,7 @@ pub(crate) struct OutputDir<'a> {
     /// True if files of a database were created here, too.
     is_database: bool,
     is_finished: bool,
+    fork: ForkGuard,
 }
 
 impl<'a> OutputDir<'a> {
@@ -124,6 +127,7 @@ impl<'a> OutputDir<'a> {
             created: BTreeSet::new(),
             is_database: false,
             is_finished: false,
+            fork: ForkGuard::new(),
         })
     }
 
@@ -183,8 +187,11 @@ impl<'a> OutputDir<'a> {
     /// # Errors
     ///
     /// Returns [`Error::Io`] if UNFINISHED cannot be removed durably. Then the created files are
-    /// removed.
+    /// removed. Returns [`Error::Closed`] in a forked child.
     pub(crate) fn finish(mut self) -> Result<()> {
+        if self.fork.is_child() {
+            return Err(Error::Closed); // (I3)
+        }
         if self.created.contains(UNFINISHED) {
             let path = self.dir.join(UNFINISHED);
             self.disk.remove(&path).during(IoOp::Remove, &path)?;
@@ -196,6 +203,7 @@ impl<'a> OutputDir<'a> {
 
     /// Removes the created files, as far as possible.
     fn remove_created(&mut self) {
+        assert!(!self.fork.is_child(), "output_dir (I3): a forked child removes nothing");
         if self.is_database && self.lock.is_none() {
             let Ok(lock) = self.take_lock() else { return }; // another process opened it
             self.lock = Some(lock);
@@ -227,8 +235,8 @@ impl<'a> OutputDir<'a> {
 
 impl Drop for OutputDir<'_> {
     fn drop(&mut self) {
-        if !self.is_finished {
-            self.remove_created();
+        if !self.is_finished && !self.fork.is_child() {
+            self.remove_created(); // (I3)
         }
     }
 }

@@ -2,9 +2,11 @@
 
 #![expect(clippy::disallowed_methods, reason = "truncates files of the real disk directly")]
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::{Mutex, mpsc};
 
-use sheaf::{Database, Error};
+use sheaf::{BackupOptions, Database, Error, KeyspaceOptions, MergeRefusal, RepairOptions};
 
 use super::{keyspace, text};
 
@@ -25,6 +27,121 @@ impl Drop for HandleTestDir {
     }
 }
 
+/// Side of a fork.
+enum Forked {
+    Child,
+    /// The child has ended with success.
+    Parent,
+}
+
+/// Forks. In the parent waits for the child, and panics if the child fails or runs for 30 seconds.
+fn fork() -> Forked {
+    // SAFETY:
+    // * The child uses only handles of the database, which must not block after a fork, and exits
+    //   without running destructors of the test harness.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY:
+        // * `alarm` has no preconditions.
+        unsafe { libc::alarm(30) };
+        return Forked::Child;
+    }
+    let mut status = 0;
+    // SAFETY:
+    // * `status` is valid for writes of an int and outlives the call.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child failed: {status}");
+    Forked::Parent
+}
+
+fn exit_child(is_right: bool) -> ! {
+    // SAFETY:
+    // * `_exit` has no preconditions.
+    unsafe { libc::_exit(if is_right { 0 } else { 1 }) }
+}
+
+/// Forks in the progress callback of `run`, once. In the child the callback cancels, and `run` must
+/// return an error.
+fn cancel_in_a_child<T>(run: impl FnOnce(&mut dyn FnMut() -> ControlFlow<()>) -> sheaf::Result<T>) -> T {
+    let (mut is_child, mut has_forked) = (false, false);
+    let mut progress = || {
+        if !has_forked {
+            has_forked = true;
+            is_child = matches!(fork(), Forked::Child);
+        }
+        if is_child { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let result = run(&mut progress);
+    if is_child {
+        exit_child(result.is_err());
+    }
+    assert!(has_forked, "the call reported no progress");
+    result.unwrap()
+}
+
+/// A child that cancels a backup, a restore or a repair removes no file of it: the parent
+/// continues.
+#[test]
+fn a_forked_child_that_cancels_a_copy_removes_nothing() {
+    let scratch = HandleTestDir::new("fork-copies");
+    let path = |name: &str| scratch.0.join(name);
+    std::fs::create_dir(&scratch.0).unwrap();
+    let db = Database::open(path("db")).unwrap();
+    keyspace(&db, "k").insert("key", b"parent").unwrap();
+    cancel_in_a_child(|progress| {
+        let mut watch = |_| progress();
+        db.backup(path("backup"), BackupOptions::default().on_progress(&mut watch))
+    });
+    cancel_in_a_child(|progress| {
+        Database::builder().restore(path("backup"), path("restored"), Some(&mut |_| progress()))
+    });
+    db.close().unwrap();
+    cancel_in_a_child(|progress| {
+        let mut watch = |_| progress();
+        Database::repair(path("db"), path("repaired"), RepairOptions::default().on_progress(&mut watch))
+    });
+    for name in ["restored", "repaired"] {
+        let db = Database::open(path(name)).unwrap();
+        assert_eq!(text(&keyspace(&db, "k"), "key").as_deref(), Some("parent"), "{name}");
+    }
+}
+
+/// A thread of the parent may hold the lock of a transaction during a fork. The child gets `Closed`
+/// and can drop the transaction.
+#[test]
+fn a_forked_child_does_not_wait_for_a_transaction_of_its_parent() {
+    let scratch = HandleTestDir::new("fork-transaction");
+    let (held, is_held) = mpsc::channel();
+    let (release, released) = mpsc::channel();
+    let released = Mutex::new(released);
+    let slow = move |_key: &[u8], _present: Option<&[u8]>, operand: &[u8]| {
+        held.send(()).unwrap();
+        released.lock().unwrap().recv().unwrap();
+        Ok::<_, MergeRefusal>(operand.to_vec())
+    };
+    let db = Database::builder().merge_operator("slow", slow).open(&scratch.0).unwrap();
+    let options = KeyspaceOptions::default().merge_operator("slow");
+    let k = db.keyspace("k", options).unwrap();
+    let tx = db.transaction().unwrap();
+    std::thread::scope(|scope| {
+        let merging = scope.spawn(|| tx.merge(&k, "key", b"value"));
+        is_held.recv().unwrap();
+        if let Forked::Child = fork() {
+            let is_closed = matches!(tx.get(&k, "key"), Err(Error::Closed))
+                && matches!(tx.iter(&k), Err(Error::Closed))
+                && tx.seq() == 0;
+            // SAFETY:
+            // * The parent keeps the transaction. The child drops its copy once and then exits.
+            drop(unsafe { std::ptr::read(&raw const tx) });
+            exit_child(is_closed);
+        }
+        release.send(()).unwrap();
+        merging.join().unwrap().unwrap();
+    });
+    tx.commit().unwrap();
+    assert_eq!(text(&k, "key").as_deref(), Some("value"));
+}
+
 /// Scenario 24. A forked child gets `Closed` and does not affect the parent's database. The parent
 /// can continue to use it, and keeps its lock.
 #[test]
@@ -33,26 +150,12 @@ fn a_forked_child_gets_closed_and_changes_nothing() {
     let db = Database::open(&scratch.0).unwrap();
     let k = keyspace(&db, "k");
     k.insert("key", b"parent").unwrap();
-    // SAFETY:
-    // * The child uses only the database handles, which must not block after a fork, and exits
-    //   without running destructors of the test harness.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
+    if let Forked::Child = fork() {
         let closed = matches!(k.insert("key", b"child"), Err(Error::Closed))
             && matches!(k.get("key"), Err(Error::Closed));
         drop((k, db));
-        // SAFETY:
-        // * `_exit` has no preconditions.
-        unsafe { libc::_exit(if closed { 0 } else { 1 }) }
+        exit_child(closed);
     }
-    let mut status = 0;
-    // SAFETY:
-    // * `status` is valid for writes of an int and outlives the call.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert!(
-        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
-        "the child was not told Closed: {status}"
-    );
     assert_eq!(text(&k, "key").as_deref(), Some("parent"));
     k.insert("key", b"still here").unwrap();
     assert!(

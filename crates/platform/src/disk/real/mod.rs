@@ -23,6 +23,7 @@ mod system;
 mod tests;
 mod transfer;
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -153,11 +154,10 @@ impl Disk for RealDisk {
         let mut entries = Vec::new();
         for found in Dir::read_from(&fd)? {
             let found = found?;
-            let name = found.file_name().to_str();
-            let name = name.map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))?;
-            if name != "." && name != ".." {
+            let name = found.file_name();
+            if name != c"." && name != c".." {
                 let is_dir = is_dir(&fd, name, found.file_type())?;
-                let name = name.to_owned();
+                let name = name.to_string_lossy().into_owned();
                 entries.push(DirEntry { name, is_dir });
             }
         }
@@ -267,7 +267,7 @@ pub(super) fn open_fd_mode(path: &Path, flags: OFlags, mode: u32) -> io::Result<
 }
 
 /// Returns whether a directory entry is a directory, or a link to one.
-fn is_dir(dir: &OwnedFd, name: &str, kind: FileType) -> io::Result<bool> {
+fn is_dir(dir: &OwnedFd, name: &CStr, kind: FileType) -> io::Result<bool> {
     if !matches!(kind, FileType::Unknown | FileType::Symlink) {
         return Ok(kind == FileType::Directory);
     }

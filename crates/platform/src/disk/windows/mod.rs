@@ -86,8 +86,7 @@ impl Disk for RealDisk {
         let mut entries = Vec::new();
         for found in fs::read_dir(dir)? {
             let found = found?;
-            let name = found.file_name().into_string();
-            let name = name.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "a name is not UTF-8"))?;
+            let name = found.file_name().to_string_lossy().into_owned();
             let kind = found.file_type()?;
             let is_dir = kind.is_dir() || (kind.is_symlink() && found.path().is_dir());
             entries.push(DirEntry { name, is_dir });
