@@ -1,8 +1,9 @@
 //! # The table of seeded bugs
 //!
 //! All are in the code of the commit window or in structures that several commits change at the
-//! same time (decisions/0027), or in expiry. W1 to W13 are its rules, W25 to W44 its scenarios
-//! (docs/commit.md). P14 is a promise of docs/reliability/PROMISES.md.
+//! same time (decisions/0027), or in expiry; `merge_bugs` has those of merges. W1 to W13 are its
+//! rules, W25 to W44 its scenarios (docs/commit.md). P14 is a promise of
+//! docs/reliability/PROMISES.md.
 
 /// A bug, and the test that must find it.
 #[derive(Debug)]
@@ -61,13 +62,13 @@ const fn unit_test(package: &'static str, name: &'static str) -> BugTest {
 }
 
 /// Returns a test of the whole database under the scheduler.
-const fn database_test(engine: Option<&'static str>, name: &'static str) -> BugTest {
+pub(super) const fn database_test(engine: Option<&'static str>, name: &'static str) -> BugTest {
     let target = Some("interleavings");
     BugTest { is_shuttle: true, package: "sheaf-testkit", target, name, engine }
 }
 
 /// Returns a test of the conformance suite, for `flat` and without the scheduler.
-const fn conformance_test(name: &'static str) -> BugTest {
+pub(super) const fn conformance_test(name: &'static str) -> BugTest {
     let target = Some("suites");
     BugTest { is_shuttle: false, package: "sheaf-testkit", target, name, engine: None }
 }

@@ -1,7 +1,7 @@
 //! # Seeded bugs: the tests of the commit window must find each known bug
 //!
 //! Copies the tracked files to a tree of its own, applies one bug of the table at a time, and runs
-//! the test that must find it. The table is in `bugs.rs`.
+//! the test that must find it. The table is in `bugs.rs` and `merge_bugs.rs`.
 //!
 //! ## Picture
 //!
@@ -19,6 +19,7 @@
 //!    that cargo builds changed crates only.
 
 mod bugs;
+mod merge_bugs;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -29,6 +30,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::bugs::{BUGS, BugEffect, BugTest, SeededBug};
+use self::merge_bugs::MERGE_BUGS;
 use crate::shell::{self, project_root};
 
 /// Time limit of a test. Some bugs cause a hang.
@@ -68,9 +70,14 @@ pub(crate) fn seeded(words: &[String]) -> Result<(), String> {
     if missed.is_empty() { Ok(()) } else { Err(format!("not found: {}", missed.join(", "))) }
 }
 
+/// Returns the whole table.
+fn all_bugs() -> impl Iterator<Item = &'static SeededBug> {
+    BUGS.iter().chain(MERGE_BUGS)
+}
+
 /// Returns the bugs that the arguments name, and whether to list them only.
 fn chosen(words: &[String]) -> Result<(Vec<&'static SeededBug>, bool), String> {
-    let mut bugs: Vec<&SeededBug> = BUGS.iter().collect();
+    let mut bugs: Vec<&SeededBug> = all_bugs().collect();
     let (mut is_list, mut words) = (false, words.iter().map(String::as_str));
     while let Some(word) = words.next() {
         match word {
@@ -78,7 +85,7 @@ fn chosen(words: &[String]) -> Result<(Vec<&'static SeededBug>, bool), String> {
             "--only" => {
                 let names = words.next().ok_or("--only takes a name, or several with commas between")?;
                 let names: Vec<&str> = names.split(',').collect();
-                let is_known = |name: &&str| BUGS.iter().any(|bug| bug.name == *name);
+                let is_known = |name: &&str| all_bugs().any(|bug| bug.name == *name);
                 if let Some(name) = names.iter().find(|name| !is_known(name)) {
                     return Err(format!("no seeded bug has the name {name}; --list prints all names"));
                 }
@@ -293,7 +300,7 @@ mod tests {
 
     #[test]
     fn each_text_that_a_seeded_bug_replaces_occurs_once() {
-        for bug in BUGS {
+        for bug in all_bugs() {
             let text = fs::read_to_string(project_root().join(bug.file)).expect("the file exists");
             let after = applied(bug, &text).expect("each text occurs once");
             assert!(!bug.edits.is_empty() && after != text, "{}", bug.name);
@@ -302,14 +309,14 @@ mod tests {
 
     #[test]
     fn names_of_seeded_bugs_are_unique() {
-        let names: BTreeSet<&str> = BUGS.iter().map(|bug| bug.name).collect();
-        assert_eq!(names.len(), BUGS.len());
+        let names: BTreeSet<&str> = all_bugs().map(|bug| bug.name).collect();
+        assert_eq!(names.len(), all_bugs().count());
         assert!(names.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')));
     }
 
     #[test]
     fn the_test_of_each_seeded_bug_exists() {
-        for bug in BUGS {
+        for bug in all_bugs() {
             let name = bug.test.name.rsplit("::").next().expect("a name");
             let home = match bug.test.package {
                 "sheaf-db" => "sheaf",
