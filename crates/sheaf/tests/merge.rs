@@ -1,16 +1,12 @@
-//! # Merge operators: their names, panics, and copies of their keyspaces
+//! # Merge operators: their names and panics
 //!
 //! The conformance suite (`sheaf-testkit`, `merges`) has the merges themselves.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::ops::ControlFlow;
 use std::path::Path;
 
-use sheaf::{
-    BackupOptions, Builder, BulkLoadOptions, Database, Error, Keyspace, KeyspaceOptions, MergeRefusal,
-    engines,
-};
+use sheaf::{Builder, Database, Error, Keyspace, KeyspaceOptions, MergeRefusal, engines};
 
 /// Asserts that a call returns an error that matches the pattern.
 macro_rules! refused {
@@ -40,14 +36,6 @@ fn merging(db: &Database, engine: &str, name: &str, operator: &str) -> Keyspace 
 
 fn get(keyspace: &Keyspace, key: &str) -> Option<Vec<u8>> {
     keyspace.get(key).unwrap().map(Vec::from)
-}
-
-fn number(keyspace: &Keyspace, key: &str) -> u64 {
-    get(keyspace, key).map_or(0, |value| u64::from_le_bytes(value.try_into().unwrap()))
-}
-
-fn add(keyspace: &Keyspace, key: &str, number: u64) {
-    keyspace.merge(key, number.to_le_bytes()).unwrap();
 }
 
 /// Operator that appends, and panics on `panic`.
@@ -92,54 +80,4 @@ fn check_an_operator_that_panics_harms_no_other_merge(engine: &str, path: &Path)
         }
     });
     assert_eq!(get(&log, "hot").map(|value| value.len()), Some(160));
-}
-
-#[test]
-fn merges_survive_reopening_snapshots_conversions_and_backups() {
-    for_each_engine(|engine, path| {
-        let open = || builder().open(path).unwrap();
-        let db = open();
-        let ks = merging(&db, engine, "counters", "add");
-        add(&ks, "k", 3);
-        let snapshot = db.snapshot().unwrap();
-        add(&ks, "k", 1);
-        let before = snapshot.keyspace("counters").unwrap().get("k").unwrap().unwrap();
-        assert_eq!(&*before, 3_u64.to_le_bytes());
-        drop((ks, snapshot));
-        db.close().unwrap();
-        let db = open();
-        let ks = db.open_keyspace("counters").unwrap().unwrap();
-        for other in engines() {
-            db.convert("counters", other, |_| ControlFlow::Continue(())).unwrap();
-            add(&ks, "k", 1);
-            assert_eq!((ks.engine(), ks.options().merge_operator()), (other, Some("add")));
-        }
-        let count = 4 + engines().len() as u64;
-        assert_eq!(number(&ks, "k"), count);
-        let to = path.with_extension("backup");
-        db.backup(&to, BackupOptions::default()).unwrap();
-        let options = KeyspaceOptions::default().merge_operator("max");
-        db.convert("counters", options, |_| ControlFlow::Continue(())).unwrap();
-        ks.merge("k", [255]).unwrap();
-        assert_eq!(get(&ks, "k"), Some(vec![255]), "a conversion changes the operator");
-        let restored = path.with_extension("restored");
-        Database::restore(&to, &restored).unwrap();
-        let copy = builder().open(&restored).unwrap();
-        let copied = copy.open_keyspace("counters").unwrap().unwrap();
-        assert_eq!((number(&copied, "k"), copied.options().merge_operator()), (count, Some("add")));
-    });
-}
-
-#[test]
-fn a_load_does_not_drop_an_operator_that_was_chosen_since() {
-    for_each_engine(|engine, path| {
-        let db = builder().open(path).unwrap();
-        let options = BulkLoadOptions::default().engine(engine);
-        let mut loader = db.bulk_load("counters", options).unwrap();
-        loader.push("a", 5_i64.to_le_bytes()).unwrap();
-        let ks = merging(&db, engine, "counters", "add");
-        refused!(loader.finish(), Error::EngineMismatch { .. });
-        ks.merge("a", 1_i64.to_le_bytes()).unwrap();
-        assert_eq!(get(&ks, "a"), Some(1_i64.to_le_bytes().to_vec()));
-    });
 }

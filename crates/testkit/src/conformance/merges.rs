@@ -1,13 +1,16 @@
 //! # Merges: values that the operator of a keyspace computes
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::{KeyValue, bytes, get, key, refused, sorted};
 use crate::fixture::Fixture;
+use crate::replica::{Replica, keep_all_changes, read_snapshot};
 use sheaf::{
-    Database, Durability, Error, Expiry, Keyspace, KeyspaceOptions, MergeRefusal, encode_set, merge_operators,
+    BackupOptions, BulkLoadOptions, ChangeKind, Database, Durability, Error, Expiry, Keyspace,
+    KeyspaceOptions, MergeRefusal, RepairOptions, encode_set, merge_operators,
 };
 use sheaf_platform::clock::UnixMillis;
 use sheaf_sim::KeepChoice;
@@ -337,6 +340,111 @@ pub fn a_merge_keeps_the_time_of_its_pair(fixture: &Fixture) {
     assert_eq!(text(&ks, "expired").as_deref(), Some("bcd"), "an expired pair is missing");
     fixture.set_unix_millis(UnixMillis(START + 120_000));
     assert_eq!(ks.len().unwrap(), 3);
+}
+
+pub fn the_feed_delivers_merged_values(fixture: &Fixture) {
+    let db = fixture.builder().retain_changes(keep_all_changes()).open(fixture.path()).unwrap();
+    let ks = merging(fixture, &db, "log", "append");
+    ks.merge("k", "a").unwrap();
+    let mut batch = db.batch();
+    batch.merge(&ks, "k", "b").merge(&ks, "l", "x").merge(&ks, "k", "c");
+    batch.commit().unwrap();
+    db.transact(|tx| tx.merge(&ks, "l", "y")).unwrap();
+    db.persist().unwrap();
+    let mut changes = db.changes(db.oldest_change().unwrap()).unwrap();
+    let mut puts = Vec::new();
+    while let Some(commit) = changes.try_next().unwrap() {
+        for change in commit.changes {
+            match change.kind {
+                ChangeKind::Put { key, value, .. } => puts.push((key, value.read().unwrap())),
+                ChangeKind::Created { options, .. } => {
+                    assert!(options.contains(&("merge:append".to_owned(), 1)), "{options:?}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    puts[1..3].sort();
+    assert_eq!(puts, [pair("k", "a"), pair("k", "abc"), pair("l", "x"), pair("l", "xy")]);
+    let mut replica = Replica::empty_at(db.oldest_change().unwrap());
+    replica.catch_up(&db).unwrap();
+    assert_eq!(replica.keyspaces, read_snapshot(&db.snapshot().unwrap()).unwrap());
+}
+
+/// Checks that keyspace `counters` of a copy has its operator and values, and merges.
+fn check_copy(db: &Database, sum: u64) {
+    let ks = db.open_keyspace("counters").unwrap().expect("the copy has it");
+    assert_eq!(ks.options().merge_operator(), Some("add"));
+    let sum_now = || (0..40).map(|index| number(&ks, key(index))).sum::<u64>();
+    assert_eq!(sum_now(), sum);
+    add(&ks, key(0), 1);
+    assert_eq!(sum_now(), sum + 1);
+}
+
+pub fn copies_keep_merged_values_and_the_operator(fixture: &Fixture) {
+    let mut db = fixture.open();
+    let ks = merging(fixture, &db, "counters", "add");
+    for call in 0..200 {
+        add(&ks, key(call % 40), call as u64);
+    }
+    let sum = 200 * 199 / 2;
+    db.persist().unwrap();
+    let beside = |name: &str| fixture.path().with_file_name(name);
+    let builder = || fixture.builder_on(Arc::clone(fixture.disk()));
+    db.backup(beside("backup"), BackupOptions::default()).unwrap();
+    builder().restore(beside("backup"), beside("restored"), None).unwrap();
+    check_copy(&builder().open(beside("restored")).unwrap(), sum);
+    for engine in [fixture.subject.other_engine, fixture.subject.engine] {
+        db.convert("counters", engine, |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!((ks.engine(), ks.options().merge_operator()), (engine, Some("add")));
+        add(&ks, key(7), 1);
+    }
+    drop(ks);
+    db = fixture.kill_and_reopen(db);
+    check_copy(&db, sum + 2);
+    db.quiesce().unwrap();
+    db.close().unwrap();
+    let report = builder().repair(fixture.path(), beside("repaired"), RepairOptions::default()).unwrap();
+    assert!(report.keyspaces[0].is_complete());
+    check_copy(&builder().open(beside("repaired")).unwrap(), sum + 3);
+}
+
+pub fn loads_and_conversions_change_the_operator_only_if_they_name_one(fixture: &Fixture) {
+    let mut db = fixture.open();
+    let ks = merging(fixture, &db, "counters", "add");
+    add(&ks, "a", 3);
+    let load = |options: BulkLoadOptions| {
+        let mut loader = db.bulk_load("counters", options.replace(true))?;
+        loader.push("a", 5_u64.to_le_bytes())?;
+        loader.finish()
+    };
+    load(BulkLoadOptions::default()).unwrap();
+    add(&ks, "a", 1);
+    assert_eq!((ks.options().merge_operator(), number(&ks, "a")), (Some("add"), 6));
+    load(BulkLoadOptions::default().option("merge:max", 1)).unwrap();
+    ks.merge("a", [255]).unwrap();
+    assert_eq!((ks.options().merge_operator(), get(&ks, "a")), (Some("max"), Some(vec![255])));
+    let unknown = BulkLoadOptions::default().option("merge:picky", 1);
+    refused!(load(unknown), Error::InvalidArgument { argument: "merge operator", .. });
+    let options = self::options(fixture, "picky");
+    let converted = db.convert("counters", options, |_| ControlFlow::Continue(()));
+    refused!(converted, Error::InvalidArgument { argument: "merge operator", .. });
+    let options = self::options(fixture, "append");
+    db.convert("counters", options, |_| ControlFlow::Continue(())).unwrap();
+    ks.merge("a", "b").unwrap();
+    assert_eq!(get(&ks, "a"), Some(vec![255, b'b']));
+    drop(ks);
+    db = fixture.kill_and_reopen(db);
+    let ks = db.open_keyspace("counters").unwrap().unwrap();
+    assert_eq!((ks.options().merge_operator(), get(&ks, "a")), (Some("append"), Some(vec![255, b'b'])));
+
+    // A keyspace that appears during a load keeps its operator.
+    let mut loader = db.bulk_load("new", BulkLoadOptions::default().engine(fixture.subject.engine)).unwrap();
+    loader.push("a", 5_u64.to_le_bytes()).unwrap();
+    let ks = merging(fixture, &db, "new", "add");
+    refused!(loader.finish(), Error::EngineMismatch { .. });
+    add(&ks, "a", 1);
+    assert_eq!(number(&ks, "a"), 1);
 }
 
 pub fn concurrent_merges_are_each_applied_once(fixture: &Fixture) {

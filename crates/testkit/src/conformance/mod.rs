@@ -371,6 +371,9 @@ macro_rules! conformance {
                 a_snapshot_shows_the_value_before_a_merge
                 merged_values_survive_reopening_kills_and_power_cuts
                 large_values_are_merged
+                the_feed_delivers_merged_values
+                copies_keep_merged_values_and_the_operator
+                loads_and_conversions_change_the_operator_only_if_they_name_one
             }
             $crate::promises! { $subject, STEPPED, merges:
                 a_merge_keeps_the_time_of_its_pair
