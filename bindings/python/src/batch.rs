@@ -78,6 +78,20 @@ impl RawBatch {
         })
     }
 
+    /// Add the merge of an operand into the value of a key.
+    fn merge(
+        &self,
+        py: Python<'_>,
+        keyspace: PyRef<'_, RawKeyspace>,
+        key: &Bound<'_, PyAny>,
+        operand: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (key, operand) = (Input::new(key)?, Input::new(operand)?);
+        self.with(py, |batch| {
+            batch.merge(&keyspace.keyspace, &*key, &*operand);
+        })
+    }
+
     /// Add the removal of a key.
     fn remove(
         &self,

@@ -121,12 +121,15 @@ impl RawKeyspace {
         self.keyspace.engine()
     }
 
-    /// Options of the engine that differ from the defaults.
+    /// Options of the engine that differ from the defaults, and the merge operator.
     #[getter]
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let options = PyDict::new(py);
         for (name, value) in self.keyspace.options().iter() {
-            options.set_item(name.replace('-', "_"), value)?;
+            match name.strip_prefix("merge:") {
+                Some(operator) => options.set_item("merge", operator)?,
+                None => options.set_item(name.replace('-', "_"), value)?,
+            }
         }
         Ok(options)
     }
@@ -181,6 +184,25 @@ impl RawKeyspace {
         match durability.map(self::durability).transpose()? {
             None => self.call(py, |keyspace| keyspace.remove(key)),
             Some(durability) => self.call(py, |keyspace| keyspace.submit_remove(key, durability)?.wait()),
+        }
+    }
+
+    /// Let the merge operator of the keyspace compute the value of a key.
+    #[pyo3(signature = (key, operand, durability=None))]
+    fn merge(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        operand: &Bound<'_, PyAny>,
+        durability: Option<&str>,
+    ) -> PyResult<()> {
+        let (key, operand) = (Input::new(key)?, Input::new(operand)?);
+        let (key, operand): (&[u8], &[u8]) = (&key, &operand);
+        match durability.map(self::durability).transpose()? {
+            None => self.call(py, |keyspace| keyspace.merge(key, operand)),
+            Some(durability) => {
+                self.call(py, |keyspace| keyspace.submit_merge(key, operand, durability)?.wait())
+            }
         }
     }
 

@@ -90,7 +90,8 @@ pub(crate) fn builder(options: &Bound<'_, PyDict>) -> PyResult<Builder> {
     Ok(builder)
 }
 
-/// Returns the options of a keyspace. Option names in Python have `_` instead of `-`.
+/// Returns the options of a keyspace. Option names in Python have `_` instead of `-`;
+/// `merge` names the merge operator.
 pub(crate) fn keyspace_options(
     engine: Option<&str>,
     options: Option<&Bound<'_, PyDict>>,
@@ -102,7 +103,10 @@ pub(crate) fn keyspace_options(
     if let Some(options) = options {
         for (name, value) in options.iter() {
             let name: String = name.extract()?;
-            result = result.option(&name.replace('_', "-"), value.extract()?);
+            result = match &*name {
+                "merge" => result.merge_operator(&value.extract::<String>()?),
+                _ => result.option(&name.replace('_', "-"), value.extract()?),
+            };
         }
     }
     Ok(result)

@@ -139,6 +139,20 @@ impl RawTransaction {
         self.call(py, |transaction| transaction.insert(keyspace, key, value))
     }
 
+    /// Merge an operand into the value of a key.
+    fn merge(
+        &self,
+        py: Python<'_>,
+        keyspace: PyRef<'_, RawKeyspace>,
+        key: &Bound<'_, PyAny>,
+        operand: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (key, operand) = (Input::new(key)?, Input::new(operand)?);
+        let (key, operand): (&[u8], &[u8]) = (&key, &operand);
+        let keyspace = &keyspace.keyspace;
+        self.call(py, |transaction| transaction.merge(keyspace, key, operand))
+    }
+
     /// Remove a key. A missing key is no error.
     fn remove(
         &self,

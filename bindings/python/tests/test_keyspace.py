@@ -177,6 +177,41 @@ def test_remove_range(users: sheaf.Keyspace) -> None:
     assert len(users) == 0
 
 
+@pytest.mark.parametrize("engine", ["flex", "flat", "cedrus"])
+def test_merges(db: sheaf.Database, engine: str) -> None:
+    log = db.keyspace("log", engine=engine, merge="append")
+    assert log.options["merge"] == "append"
+    log.merge(b"k", b"a")
+    log.merge(b"k", bytearray(b"b"), durability="sync")
+    with db.batch() as batch:
+        batch.merge(log, b"k", b"c")
+        batch.insert(log, b"l", b"1")
+        batch.merge(log, b"l", b"2")
+    with db.transaction() as tx:
+        tx.merge(log, b"k", b"d")
+        assert tx.get(log, b"k") == b"abcd"
+    assert dict(log) == {b"k": b"abcd", b"l": b"12"}
+    with pytest.raises(sheaf.ConflictError), db.transaction() as tx:
+        tx.merge(log, b"k", b"x")
+        log.merge(b"k", b"e")
+    assert db.keyspace("log", **log.options)[b"k"] == b"abcde"
+
+    counters = db.keyspace("counters", engine=engine, merge="add")
+    with pytest.raises(sheaf.InvalidArgumentError, match="add"):
+        counters.merge(b"n", b"3")
+    for number in [5, -2]:
+        counters.merge(b"n", number.to_bytes(8, "little", signed=True))
+    assert counters[b"n"] == (3).to_bytes(8, "little")
+    db.convert("counters", "kreon", merge="max")
+    counters.merge(b"n", b"\xff")
+    assert (counters[b"n"], counters.options["merge"]) == (b"\xff", "max")
+    plain = db.keyspace("plain", engine=engine)
+    with pytest.raises(sheaf.InvalidArgumentError, match="no merge operator"):
+        plain.merge(b"k", b"v")
+    with pytest.raises(sheaf.InvalidArgumentError, match="not registered"):
+        db.keyspace("unknown", merge="none")
+
+
 def test_engines_and_options(db: sheaf.Database) -> None:
     assert db["users"].engine == "flex" and db["users"].is_ordered
     assert set(sheaf.engines()) == {"flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"}

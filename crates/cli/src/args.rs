@@ -23,6 +23,7 @@ use crate::verbs::drop::DropArgs;
 use crate::verbs::dump::Dump;
 use crate::verbs::get::Get;
 use crate::verbs::load::LoadArgs;
+use crate::verbs::merge::Merge;
 use crate::verbs::path::PathArgs;
 use crate::verbs::put::Put;
 use crate::verbs::repair::Repair;
@@ -99,6 +100,20 @@ Examples:
   sheaf put my.db --keyspace sessions --ttl 10m ada token
   sheaf put my.db --keyspace sessions --option ttl=1h ada token    every pair expires")]
     Put(Put),
+    /// Let the merge operator of the keyspace compute a value; creates the keyspace if missing
+    #[command(after_long_help = "\
+The operator is an option of the keyspace, chosen when it is created: --option merge=NAME. The
+names are add, append, min, max, or (bits) and union (sets). `sheaf convert --option merge=NAME`
+changes it. OPERAND is bytes; for `add`, and with --integer, it is an integer of 64 bits, which
+`sheaf get --integer` prints. If the operator refuses OPERAND, nothing is written.
+
+Examples:
+  sheaf merge my.db --keyspace counters --option merge=add logins 1
+  sheaf merge my.db --keyspace counters logins -2
+  sheaf get my.db --keyspace counters --integer logins
+  sheaf merge my.db --keyspace records --option merge=max --integer latency 250
+  sheaf merge my.db --keyspace log --option merge=append today 'started;'")]
+    Merge(Merge),
     /// Print the value of a key
     #[command(after_long_help = "\
 A pipe or a file gets the exact bytes of the value. A terminal also gets a newline, and
@@ -108,6 +123,7 @@ Examples:
   sheaf get my.db ada
   sheaf get my.db photo > photo.jpg
   sheaf get my.db --json ada          {\"key\":\"ada\",\"value\":\"lovelace\"}
+  sheaf get my.db --keyspace counters --integer logins
   sheaf get my.db ada > /dev/null && echo exists")]
     Get(Get),
     /// Print the path of the file that contains the value of a key
@@ -488,8 +504,8 @@ pub(crate) struct CreateArgs {
 /// Engine options on the command line.
 #[derive(Debug, Args)]
 pub(crate) struct EngineOptionArgs {
-    /// Option of the engine, such as branching=64 or compression=lz4; may be repeated. `sheaf
-    /// engines` lists the options
+    /// Option of the engine, such as branching=64, compression=lz4 or merge=add; may be repeated.
+    /// `sheaf engines` lists the options
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
     pub(crate) options: Vec<(String, u64)>,
 }

@@ -70,6 +70,7 @@ fn run(verb: Verb) -> Result {
         Verb::Get(args) => args.target.database_args.wait.run_with_retry(|| verbs::get::run(&args)),
         Verb::Path(args) => args.target.database_args.wait.run_with_retry(|| verbs::path::run(&args)),
         Verb::Ttl(args) => args.target.database_args.wait.run_with_retry(|| verbs::ttl::run(&args)),
+        Verb::Merge(args) => verbs::merge::run(&args),
         Verb::Del(args) => verbs::del::run(&args),
         Verb::Scan(args) => args.target.database_args.wait.run_with_retry(|| verbs::scan::run(&args)),
         Verb::Load(args) => verbs::load::run(&args),

@@ -234,6 +234,7 @@ pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
     match text.split_once('=') {
         Some(("expiry", "on")) => Ok(("expiry".to_owned(), 1)),
         Some(("expiry", "off")) => Ok(("expiry".to_owned(), 0)),
+        Some(("merge", operator)) if !operator.is_empty() => Ok((format!("merge:{operator}"), 1)),
         Some(("ttl", value)) => {
             let ttl = parse_duration(value)?;
             Ok(("ttl-ms".to_owned(), u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
@@ -260,6 +261,9 @@ mod tests {
         assert_eq!(parse_option("expiry=on"), Ok(("expiry".to_owned(), 1)));
         assert_eq!(parse_option("ttl=10m"), Ok(("ttl-ms".to_owned(), 600_000)));
         assert!(parse_option("ttl=10").is_err());
+        assert_eq!(parse_option("merge=add"), Ok(("merge:add".to_owned(), 1)));
+        assert_eq!(parse_option("merge:add=1"), Ok(("merge:add".to_owned(), 1)));
+        assert!(parse_option("merge=").is_err());
     }
 
     fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {

@@ -1,4 +1,4 @@
-/* Batches with expectations, snapshots, iterators in both directions, and transactions. */
+/* Batches with expectations, snapshots, iterators in both directions, transactions, and merges. */
 
 #include "../tests/c/check.h"
 
@@ -18,6 +18,22 @@ static void change_stock(sheaf_db *db, sheaf_keyspace *accounts) {
     sheaf_transaction_free(transaction);
   } while (code == SHEAF_CONFLICT);
   CHECK(code == SHEAF_OK);
+}
+
+/* Appends to a value. Threads that merge the same key share commits. */
+static void append_to_log(sheaf_db *db) {
+  sheaf_value *value;
+  sheaf_keyspace_options *options;
+  sheaf_keyspace *log;
+  OK(sheaf_keyspace_options_create(sheaf_str("flex"), &options, &error));
+  OK(sheaf_keyspace_options_set_merge_operator(options, sheaf_str("append"), &error));
+  OK(sheaf_db_keyspace(db, sheaf_str("log"), options, &log, &error));
+  OK(sheaf_merge(log, sheaf_str("today"), sheaf_str("started;"), &error));
+  OK(sheaf_merge(log, sheaf_str("today"), sheaf_str("stopped;"), &error));
+  OK(sheaf_get(log, sheaf_str("today"), &value, &error));
+  CHECK(take_equal(value, "started;stopped;"));
+  sheaf_keyspace_options_free(options);
+  sheaf_keyspace_free(log);
 }
 
 int main(int argc, char **argv) {
@@ -85,6 +101,7 @@ int main(int argc, char **argv) {
   change_stock(db, accounts);
   OK(sheaf_get(accounts, sheaf_str("bob"), &value, &error));
   CHECK(take_equal(value, "1"));
+  append_to_log(db);
 
   /* Handles may be freed in any order. */
   sheaf_db_free(db);

@@ -612,6 +612,18 @@ sheaf_code sheaf_batch_insert(sheaf_batch *batch,
                               sheaf_error **error);
 
 /**
+ * Adds an operation that merges `operand` into the value of `key`, which earlier operations of the
+ * batch may have set. If the operator refuses it, the commit fails and writes nothing.
+ *
+ * Threads: one at a time for each batch.
+ */
+sheaf_code sheaf_batch_merge(sheaf_batch *batch,
+                             sheaf_keyspace *keyspace,
+                             sheaf_bytes key,
+                             sheaf_bytes operand,
+                             sheaf_error **error);
+
+/**
  * Adds an operation that removes `key` from `keyspace`. A missing key is no error.
  *
  * Threads: one at a time for each batch.
@@ -1381,6 +1393,16 @@ sheaf_code sheaf_keyspace_options_set(sheaf_keyspace_options *options,
                                       sheaf_error **error);
 
 /**
+ * Sets the merge operator of a new keyspace: `add`, `append`, `max`, `min`, `or` or `union`. The
+ * creation of the keyspace checks the name.
+ *
+ * Threads: one at a time for each options handle.
+ */
+sheaf_code sheaf_keyspace_options_set_merge_operator(sheaf_keyspace_options *options,
+                                                     sheaf_bytes name,
+                                                     sheaf_error **error);
+
+/**
  * Frees options of keyspaces. NULL is allowed.
  *
  * Threads: any. No other call may use the options.
@@ -2086,6 +2108,19 @@ sheaf_code sheaf_transaction_insert(sheaf_transaction *transaction,
                                     sheaf_error **error);
 
 /**
+ * Merges `operand` into the value of `key` that the transaction sees. This is a read of the key:
+ * another commit to it is a conflict. If the operator refuses the operand, returns
+ * `SHEAF_INVALID_ARGUMENT`, and the transaction is unchanged.
+ *
+ * Threads: one at a time for each transaction.
+ */
+sheaf_code sheaf_transaction_merge(sheaf_transaction *transaction,
+                                   sheaf_keyspace *keyspace,
+                                   sheaf_bytes key,
+                                   sheaf_bytes operand,
+                                   sheaf_error **error);
+
+/**
  * Removes `key`. A missing key is no error.
  *
  * Threads: one at a time for each transaction.
@@ -2214,6 +2249,32 @@ sheaf_code sheaf_update(sheaf_keyspace *keyspace,
                         void *context,
                         sheaf_value **new_value,
                         sheaf_error **error);
+
+/**
+ * Lets the merge operator of the keyspace compute the value of `key` from its present value and
+ * `operand`, atomically. Merges of one key by several threads share commits. Returns
+ * `SHEAF_INVALID_ARGUMENT` and writes nothing if the operator refuses the operand, or if the
+ * keyspace has no operator (`sheaf_keyspace_options_set_merge_operator`).
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_merge(sheaf_keyspace *keyspace,
+                       sheaf_bytes key,
+                       sheaf_bytes operand,
+                       sheaf_error **error);
+
+/**
+ * Merges like `sheaf_merge` without waiting for the device, and returns a ticket that waits for
+ * `durability` (`SHEAF_DURABILITY_BUFFER` or `SHEAF_DURABILITY_SYNC`).
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_submit_merge(sheaf_keyspace *keyspace,
+                              sheaf_bytes key,
+                              sheaf_bytes operand,
+                              int32_t durability,
+                              sheaf_ticket **ticket,
+                              sheaf_error **error);
 
 /**
  * Removes the pair with the lowest key and returns it. Returns `SHEAF_NOT_FOUND` if there are no

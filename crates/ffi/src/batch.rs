@@ -59,6 +59,26 @@ pub extern "C" fn sheaf_batch_insert(
     })
 }
 
+/// Adds an operation that merges `operand` into the value of `key`, which earlier operations of the
+/// batch may have set. If the operator refuses it, the commit fails and writes nothing.
+///
+/// Threads: one at a time for each batch.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_batch_merge(
+    batch: Option<&sheaf_batch>,
+    keyspace: Option<&sheaf_keyspace>,
+    key: sheaf_bytes<'_>,
+    operand: sheaf_bytes<'_>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || {
+        change(batch, |batch| {
+            batch.merge(writable(keyspace)?, key.get("key")?, operand.get("operand")?);
+            Ok(())
+        })
+    })
+}
+
 /// Adds an operation that removes `key` from `keyspace`. A missing key is no error.
 ///
 /// Threads: one at a time for each batch.

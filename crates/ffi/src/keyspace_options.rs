@@ -61,6 +61,23 @@ pub extern "C" fn sheaf_keyspace_options_set(
     })
 }
 
+/// Sets the merge operator of a new keyspace: `add`, `append`, `max`, `min`, `or` or `union`. The
+/// creation of the keyspace checks the name.
+///
+/// Threads: one at a time for each options handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_keyspace_options_set_merge_operator(
+    options: Option<&sheaf_keyspace_options>,
+    name: sheaf_bytes<'_>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || {
+        let mut options = given(options, "options")?.0.lock("keyspace options")?;
+        *options = options.clone().merge_operator(name.text("name")?);
+        Ok(())
+    })
+}
+
 /// Frees options of keyspaces. NULL is allowed.
 ///
 /// Threads: any. No other call may use the options.

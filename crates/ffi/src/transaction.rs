@@ -163,6 +163,24 @@ pub extern "C" fn sheaf_transaction_insert(
     })
 }
 
+/// Merges `operand` into the value of `key` that the transaction sees. This is a read of the key:
+/// another commit to it is a conflict. If the operator refuses the operand, returns
+/// `SHEAF_INVALID_ARGUMENT`, and the transaction is unchanged.
+///
+/// Threads: one at a time for each transaction.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_transaction_merge(
+    transaction: Option<&sheaf_transaction>,
+    keyspace: Option<&sheaf_keyspace>,
+    key: sheaf_bytes<'_>,
+    operand: sheaf_bytes<'_>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || {
+        with(transaction, |tx| Ok(tx.merge(writable(keyspace)?, key.get("key")?, operand.get("operand")?)?))
+    })
+}
+
 /// Removes `key`. A missing key is no error.
 ///
 /// Threads: one at a time for each transaction.

@@ -5,12 +5,14 @@ use std::mem::MaybeUninit;
 
 use sheaf::{ConflictKeys, Error};
 
+use crate::batch::sheaf_ticket;
 use crate::boundary::callback::{decide, sheaf_change_fn};
 use crate::boundary::code::sheaf_code;
 use crate::boundary::error::sheaf_error;
-use crate::boundary::memory::{sheaf_bytes, sheaf_value};
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{Outcome, call, found, given};
 use crate::keyspace::{sheaf_keyspace, writable};
+use crate::options::chosen_durability;
 use crate::read::write_pair;
 
 /// Sets `key` to `value` if the key does not exist, atomically. Otherwise returns `SHEAF_CONFLICT`,
@@ -78,6 +80,45 @@ fn change_value(
             return Ok(new);
         }
     }
+}
+
+/// Lets the merge operator of the keyspace compute the value of `key` from its present value and
+/// `operand`, atomically. Merges of one key by several threads share commits. Returns
+/// `SHEAF_INVALID_ARGUMENT` and writes nothing if the operator refuses the operand, or if the
+/// keyspace has no operator (`sheaf_keyspace_options_set_merge_operator`).
+///
+/// Threads: any, also at the same time.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_merge(
+    keyspace: Option<&sheaf_keyspace>,
+    key: sheaf_bytes<'_>,
+    operand: sheaf_bytes<'_>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || Ok(writable(keyspace)?.merge(key.get("key")?, operand.get("operand")?)?))
+}
+
+/// Merges like `sheaf_merge` without waiting for the device, and returns a ticket that waits for
+/// `durability` (`SHEAF_DURABILITY_BUFFER` or `SHEAF_DURABILITY_SYNC`).
+///
+/// Threads: any, also at the same time.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_submit_merge(
+    keyspace: Option<&sheaf_keyspace>,
+    key: sheaf_bytes<'_>,
+    operand: sheaf_bytes<'_>,
+    durability: i32,
+    ticket: Option<&mut MaybeUninit<*mut sheaf_ticket>>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || {
+        let ticket = handle_out(ticket, "ticket")?;
+        let durability = chosen_durability(durability)?;
+        let keyspace = writable(keyspace)?;
+        let submitted = keyspace.submit_merge(key.get("key")?, operand.get("operand")?, durability)?;
+        ticket.write(sheaf_ticket::handle(submitted));
+        Ok(())
+    })
 }
 
 /// Removes the pair with the lowest key and returns it. Returns `SHEAF_NOT_FOUND` if there are no

@@ -1,8 +1,10 @@
-//! # Merge: counters by merges, against updates
+//! # Merge: counters by merges, against updates and inserts
 //!
 //! `cargo bench -p sheaf-db --bench merge -- [ENGINE] [THREADS] [CALLS]` prints the median rate of
-//! rounds that take turns: all threads increment one counter by `update`, then by `merge`; then
-//! each thread increments a counter of its own. Last come gets of a merged and of a plain value.
+//! five rounds that take turns: all threads increment one counter by `update`, then by `merge`, and
+//! insert a value of the same key; then each thread does so with a key of its own. An insert reads
+//! nothing, so it is the limit for merges that do not read. Last come gets of a merged and of a
+//! plain value.
 
 #![allow(clippy::disallowed_methods, reason = "measuring needs the real clock")]
 #![allow(clippy::cast_precision_loss, reason = "small numbers")]
@@ -11,18 +13,21 @@ use std::time::Instant;
 
 use sheaf::{Builder, Keyspace, KeyspaceOptions, Result};
 
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 const GETS: u64 = 200_000;
-const NAMES: [&str; 4] =
-    ["update, one key", "merge, one key", "update, a key for each thread", "merge, a key for each thread"];
+const KINDS: usize = 6;
+const CALLS: [&str; KINDS / 2] = ["update", "merge", "insert"];
 
+/// Makes a call of `kind`: a number below 3 is a call for the one key, the others are for a key of
+/// the thread.
 fn increment(counters: &Keyspace, kind: usize, thread: usize) -> Result<()> {
-    let key = if kind < 2 { [0] } else { [u8::try_from(thread).unwrap_or(u8::MAX)] };
-    if kind % 2 == 1 {
-        return counters.merge(key, 1_u64.to_le_bytes());
-    }
+    let key = if kind < CALLS.len() { [0] } else { [u8::try_from(thread).unwrap_or(u8::MAX)] };
     let number = |old: Option<&[u8]>| old.and_then(|old| old.try_into().ok()).map_or(0, u64::from_le_bytes);
-    counters.update(key, |old| Some((number(old) + 1).to_le_bytes().to_vec())).map(drop)
+    match kind % CALLS.len() {
+        0 => counters.update(key, |old| Some((number(old) + 1).to_le_bytes().to_vec())).map(drop),
+        1 => counters.merge(key, 1_u64.to_le_bytes()),
+        _ => counters.insert(key, 1_u64.to_le_bytes()),
+    }
 }
 
 /// Returns the calls of all threads in a second.
@@ -54,10 +59,10 @@ fn main() -> Result<()> {
     let counters = db.keyspace("counters", KeyspaceOptions::from(&*engine).merge_operator("add"))?;
     let plain = db.keyspace("plain", KeyspaceOptions::from(&*engine))?;
     plain.insert([0], [7; 8])?;
-    let mut rates = [const { Vec::new() }; 4];
+    let mut rates = [const { Vec::new() }; KINDS];
     for round in 0..ROUNDS {
-        for turn in 0..4 {
-            let kind = (round + turn) % 4;
+        for turn in 0..KINDS {
+            let kind = (round + turn) % KINDS;
             rates[kind].push(rate(&counters, kind, threads, calls)?);
         }
     }
@@ -65,9 +70,11 @@ fn main() -> Result<()> {
         rates.sort_by(f64::total_cmp);
         rates[rates.len() / 2]
     });
-    for (kind, (name, median)) in NAMES.iter().zip(medians).enumerate() {
-        let times = median / medians[kind & 2];
-        println!("{engine}, {threads} threads: {name}: {median:.0} a second, {times:.2} x update");
+    for (kind, median) in medians.iter().enumerate() {
+        let (call, update) = (CALLS[kind % CALLS.len()], medians[kind - kind % CALLS.len()]);
+        let keys = if kind < CALLS.len() { "one key" } else { "a key for each thread" };
+        let times = median / update;
+        println!("{engine}, {threads} threads: {call}, {keys}: {median:.0} a second, {times:.2} x update");
     }
     let (merged, plain) = (get_time(&counters)?, get_time(&plain)?);
     println!("{engine}: get of a merged value {merged:.0} ns, of a plain value {plain:.0} ns");

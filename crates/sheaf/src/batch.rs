@@ -1,17 +1,20 @@
 //! # Batch: many operations, over any keyspaces, as one commit
 
+mod last_removals;
 mod merge;
+mod resolve;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf_engine::contract::{Action, EngineOp};
 use sheaf_engine::workload::SampleStart;
-use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_log::types::Seq;
 use sheaf_store::{CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeReads};
 
+use self::resolve::ResolvedBatch;
 use crate::iter::KeyRange;
 use crate::keyspace::{WaitPolicy, read_expected};
 use crate::open_database::OpenDatabase;
@@ -30,18 +33,6 @@ enum BatchChange {
 
 /// Attempts to remove ranges key by key, before the commit fails because of other commits.
 const MAX_RANGE_ATTEMPTS: u32 = 100;
-
-/// Operations of a batch that count, and the keyspaces that they change.
-struct ResolvedBatch {
-    states: Vec<Arc<KeyspaceState>>,
-    /// Last entry of each key, with the number of its keyspace.
-    order: Vec<(usize, usize)>,
-    /// Entries of ranges, with the number of their keyspace.
-    ranges: Vec<(usize, usize)>,
-    /// For each last entry of a key that is a merge: the entries of the key since the last one that
-    /// sets or removes it, which comes first.
-    merges: HashMap<usize, Vec<usize>>,
-}
 
 struct BatchEntry {
     keyspace: Keyspace,
@@ -634,7 +625,7 @@ impl Batch {
     /// Adds a removal of each listed key that no operation of the batch changes afterwards.
     fn add_removals<'w>(
         &'w self,
-        resolved: &'w ResolvedBatch,
+        resolved: &'w ResolvedBatch<'_>,
         listed: &'w ListedRanges,
         writes: &mut Vec<CommitWrite<'w>>,
     ) {
@@ -644,63 +635,5 @@ impl Batch {
         writes.extend(fresh.map(|(state, key)| {
             CommitWrite::new(&resolved.states[state], EngineOp::new(key, Action::Remove))
         }));
-    }
-
-    /// Returns the operations that count: the last one of each key (R2), unless a later one removes
-    /// a range with the key.
-    fn last_operations(&self) -> Result<ResolvedBatch> {
-        let mut states: Vec<Arc<KeyspaceState>> = Vec::new();
-        let mut seen: HashMap<(KeyspaceId, &[u8]), usize> = HashMap::with_capacity(self.entries.len());
-        let mut order: Vec<(usize, usize)> = Vec::with_capacity(self.entries.len());
-        let mut ranges: Vec<(usize, usize)> = Vec::new();
-        let mut merges: HashMap<usize, Vec<usize>> = HashMap::new();
-        for (index, entry) in self.entries.iter().enumerate() {
-            let state = entry.keyspace.state()?;
-            let position = match states.iter().position(|k| Arc::ptr_eq(k, &state)) {
-                Some(position) => position,
-                None => {
-                    states.push(Arc::clone(&state));
-                    states.len() - 1
-                }
-            };
-            if let BatchChange::RemoveRange(_) = &entry.change {
-                ranges.push((index, position));
-                continue;
-            }
-            match seen.entry((state.id(), &entry.key)) {
-                std::collections::hash_map::Entry::Occupied(at) => {
-                    let before = std::mem::replace(&mut order[*at.get()].0, index);
-                    let earlier = merges.remove(&before);
-                    if let BatchChange::Merge(_) = &entry.change {
-                        let mut chain = earlier.unwrap_or_else(|| vec![before]);
-                        chain.push(index);
-                        merges.insert(index, chain);
-                    }
-                }
-                std::collections::hash_map::Entry::Vacant(free) => {
-                    free.insert(order.len());
-                    if let BatchChange::Merge(_) = &entry.change {
-                        merges.insert(index, vec![index]);
-                    }
-                    order.push((index, position));
-                }
-            }
-        }
-        if !ranges.is_empty() {
-            order.retain(|&(entry, state)| {
-                let removal = self.last_removal(&ranges, state, &self.entries[entry].key);
-                removal.is_none_or(|removal| removal < entry)
-            });
-        }
-        Ok(ResolvedBatch { states, order, ranges, merges })
-    }
-
-    /// Returns the last entry of `ranges` that removes `key` from keyspace number `state`.
-    fn last_removal(&self, ranges: &[(usize, usize)], state: usize, key: &[u8]) -> Option<usize> {
-        let removes = |&&(entry, of): &&(usize, usize)| {
-            let change = &self.entries[entry].change;
-            of == state && matches!(change, BatchChange::RemoveRange(range) if range.contains(key))
-        };
-        ranges.iter().rev().find(removes).map(|(entry, _)| *entry)
     }
 }

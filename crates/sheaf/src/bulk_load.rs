@@ -135,12 +135,13 @@ impl Database {
     /// # Errors
     ///
     /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the keyspace is not empty and
-    ///   must not be replaced, and for an unknown engine or option.
+    ///   must not be replaced, and for an unknown engine, option or merge operator.
     /// - [`Error::EngineMismatch`](crate::Error::EngineMismatch) if it has another engine or other
     ///   options and must not be replaced.
     /// - The [write errors](crate::Keyspace#write-errors).
     pub fn bulk_load(&self, name: &str, options: BulkLoadOptions) -> Result<BulkLoader> {
         let store = self.handle().store();
+        self.handle().check_operator(name, &options.keyspace_options)?;
         let loading = store.begin_bulk_load(
             name,
             options.keyspace_options.selection(),

@@ -45,8 +45,8 @@ impl Database {
     /// After an error the keyspace is unchanged.
     ///
     /// - [`Error::KeyspaceNotFound`] if it does not exist.
-    /// - [`Error::InvalidArgument`] for an unknown engine or option, or if the keyspace is being
-    ///   converted.
+    /// - [`Error::InvalidArgument`] for an unknown engine, option or merge operator, or if the
+    ///   keyspace is being converted.
     /// - [`Error::NoSpace`], before anything is written, if the disk has no room for both copies.
     /// - The [read errors](crate::Keyspace#read-errors) and [write
     ///   errors](crate::Keyspace#write-errors).
@@ -56,7 +56,9 @@ impl Database {
         to: impl Into<KeyspaceOptions>,
         progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
     ) -> Result<Option<ConversionReport>> {
-        convert(self.handle().store(), name, &to.into(), progress)
+        let to = to.into();
+        self.handle().check_operator(name, &to)?;
+        convert(self.handle().store(), name, &to, progress)
     }
 
     /// Begins a conversion; the caller runs its steps. Returns `None` if the keyspace already has
@@ -71,7 +73,9 @@ impl Database {
         name: &str,
         to: impl Into<KeyspaceOptions>,
     ) -> Result<Option<RunningConversion>> {
-        let running = begin(self.handle().store(), name, &to.into())?;
+        let to = to.into();
+        self.handle().check_operator(name, &to)?;
+        let running = begin(self.handle().store(), name, &to)?;
         Ok(running.map(|steps| RunningConversion(steps, Arc::clone(self.handle()))))
     }
 

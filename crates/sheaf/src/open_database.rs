@@ -6,10 +6,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use sheaf_platform::fork::ForkGuard;
 use sheaf_store::Store;
 
-use crate::Result;
 use crate::ipc::IpcServer;
 use crate::merge::MergeRegistry;
 use crate::merge::groups::MergeGroups;
+use crate::{KeyspaceOptions, Result};
 
 /// State shared by all handles of one open database. Background threads and the threads of the door
 /// hold the store and never this type, so that the database closes in the thread that drops the
@@ -41,6 +41,16 @@ impl OpenDatabase {
 
     pub(crate) fn merge_registry(&self) -> &MergeRegistry {
         &self.merge_registry
+    }
+
+    /// Checks the merge operator that `options` choose for keyspace `name`: this process must have
+    /// it, unless it is that of the keyspace already.
+    pub(crate) fn check_operator(&self, name: &str, options: &KeyspaceOptions) -> Result<()> {
+        let (chosen, keyspace) = (options.options.merge_operator(), self.store.find_keyspace(name)?);
+        match keyspace.is_some_and(|keyspace| keyspace.options().merge_operator() == chosen) {
+            true => Ok(()),
+            false => self.merge_registry.check_known(chosen),
+        }
     }
 
     pub(crate) fn merge_groups(&self) -> &MergeGroups {

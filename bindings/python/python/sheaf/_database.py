@@ -100,12 +100,13 @@ class Database:
         self.close()
 
     def keyspace(
-        self, name: str, *, create: bool = True, engine: str | None = None, **options: int
+        self, name: str, *, create: bool = True, engine: str | None = None, **options: int | str
     ) -> Keyspace:
         """Return a keyspace, and create it if it is missing and ``create`` is true.
 
         ``engine`` and ``options`` (see :func:`sheaf.engine_options`) must agree with those of an
-        existing keyspace. Without an engine, a new keyspace gets ``flex``.
+        existing keyspace. Without an engine, a new keyspace gets ``flex``. ``merge`` names the
+        merge operator: ``add``, ``append``, ``max``, ``min``, ``or`` or ``union``.
         """
         found = Keyspace(self._raw, name, create, engine, options or None)
         self._keyspaces[name] = found
@@ -247,7 +248,7 @@ class Database:
         return _reports.BackupReport(**report)
 
     def convert(
-        self, name: str, engine: str, *, progress: Progress | None = None, **options: int
+        self, name: str, engine: str, *, progress: Progress | None = None, **options: int | str
     ) -> _reports.ConversionReport | None:
         """Change the engine of a keyspace while it is in use.
 

@@ -197,7 +197,7 @@ class RawDatabase:
         progress: _Progress | None,
     ) -> dict[str, Any]: ...
     def raw_convert(
-        self, name: str, engine: str, options: dict[str, int] | None, progress: _Progress | None
+        self, name: str, engine: str, options: dict[str, int | str] | None, progress: _Progress | None
     ) -> dict[str, Any] | None: ...
     def __reduce__(self) -> NoReturn: ...
 
@@ -207,6 +207,8 @@ class RawBatch:
     ) -> Self: ...
     def insert(self, keyspace: RawKeyspace, key: Buffer, value: Buffer) -> None:
         """Add the insertion of a pair."""
+    def merge(self, keyspace: RawKeyspace, key: Buffer, operand: Buffer) -> None:
+        """Add the merge of an operand into the value of a key; see ``Keyspace.merge``."""
     def remove(self, keyspace: RawKeyspace, key: Buffer) -> None:
         """Add the removal of a key."""
     def remove_range(
@@ -247,6 +249,8 @@ class RawTransaction:
         """Return a value like ``get``, but the commit does not check the key."""
     def insert(self, keyspace: RawKeyspace, key: Buffer, value: Buffer) -> None:
         """Set a key to a value."""
+    def merge(self, keyspace: RawKeyspace, key: Buffer, operand: Buffer) -> None:
+        """Merge an operand into the value of a key, which counts as a read; see ``Keyspace.merge``."""
     def remove(self, keyspace: RawKeyspace, key: Buffer) -> None:
         """Remove a key. A missing key is no error."""
     def remove_range(
@@ -319,14 +323,14 @@ class RawKeyspace(RawSpace):
         name: str,
         create: bool = True,
         engine: str | None = None,
-        options: dict[str, int] | None = None,
+        options: dict[str, int | str] | None = None,
     ) -> Self: ...
     @property
     def name(self) -> str: ...
     @property
     def engine(self) -> str: ...
     @property
-    def options(self) -> dict[str, int]: ...
+    def options(self) -> dict[str, int | str]: ...
     @property
     def is_ordered(self) -> bool: ...
     def size_of(self, key: Buffer) -> int | None:
@@ -337,6 +341,11 @@ class RawKeyspace(RawSpace):
         """Insert a pair, replacing the value if the key is present."""
     def remove(self, key: Buffer, durability: _Durability | None = None) -> None:
         """Remove a key; a missing key is no error."""
+    def merge(self, key: Buffer, operand: Buffer, durability: _Durability | None = None) -> None:
+        """Let the merge operator of the keyspace compute the value from the present one and an operand.
+
+        Raise ``InvalidArgumentError`` if the operator refuses the operand or if there is none.
+        """
     def try_insert(self, key: Buffer, value: Buffer) -> None:
         """Insert a pair, or raise ``BusyError`` if the write would wait for background work."""
     def try_remove(self, key: Buffer) -> None:

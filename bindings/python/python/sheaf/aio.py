@@ -192,6 +192,10 @@ class AsyncKeyspace(AsyncSpace):
         """Insert a pair."""
         await _run(self._space.insert, key, value, durability)
 
+    async def merge(self, key: Buffer, operand: Buffer, durability: Durability | None = None) -> None:
+        """Let the merge operator of the keyspace compute the value from the present one and an operand."""
+        await _run(self._space.merge, key, operand, durability)
+
     async def remove(self, key: Buffer, durability: Durability | None = None) -> None:
         """Remove a key; a missing key is no error."""
         await _run(self._space.remove, key, durability)
@@ -327,6 +331,10 @@ class AsyncBatch:
         """Add the insertion of a pair."""
         self._batch.insert(keyspace.sync, key, value)
 
+    def merge(self, keyspace: AsyncKeyspace, key: Buffer, operand: Buffer) -> None:
+        """Add the merge of an operand into the value of a key."""
+        self._batch.merge(keyspace.sync, key, operand)
+
     def remove(self, keyspace: AsyncKeyspace, key: Buffer) -> None:
         """Add the removal of a key."""
         self._batch.remove(keyspace.sync, key)
@@ -410,7 +418,7 @@ class AsyncDatabase:
         return self._db
 
     async def keyspace(
-        self, name: str, *, create: bool = True, engine: str | None = None, **options: int
+        self, name: str, *, create: bool = True, engine: str | None = None, **options: int | str
     ) -> AsyncKeyspace:
         """Return a keyspace; the arguments are those of :meth:`sheaf.Database.keyspace`."""
         space = await _run(self._db.keyspace, name, create=create, engine=engine, **options)

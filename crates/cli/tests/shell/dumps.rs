@@ -189,3 +189,25 @@ fn a_dump_keeps_expiry_times() {
     let plain = sandbox.run(&["dump", "db", "--plain"]).succeeds().stdout();
     assert!(plain.starts_with("a\tone\nb\ttwo\nc\tx"));
 }
+
+#[test]
+fn a_dump_of_merged_values_loads_with_the_operator() {
+    let sandbox = Sandbox::new();
+    for (key, number) in [("a", "1"), ("b", "-2"), ("a", "40")] {
+        sandbox.run(&["merge", "db", "-k", "c", "--option", "merge=add", key, number]).succeeds();
+    }
+    let dump = sandbox.run(&["dump", "db", "-k", "c"]).succeeds().0.stdout;
+    let listed = sandbox.run(&["keyspaces", "db"]).succeeds().stdout();
+    let option = listed.trim_end().rsplit('\t').next().expect("a column").to_owned();
+    for (name, sorted) in [("copy", false), ("sorted", true)] {
+        let sorted: &[&str] = if sorted { &["--sorted"] } else { &[] };
+        let load = ["load", name, "-k", "c", "--option", &option, "-"];
+        sandbox.feed(&[&load[..], sorted].concat(), &dump).succeeds();
+        sandbox.run(&["merge", name, "-k", "c", "a", "1"]).succeeds();
+        sandbox.run(&["get", name, "-k", "c", "--integer", "a"]).succeeds().prints("42\n");
+    }
+    // A load that replaces the content keeps the operator.
+    sandbox.feed(&["load", "db", "-k", "c", "--sorted", "--replace", "-"], &dump).succeeds();
+    sandbox.run(&["merge", "db", "-k", "c", "b", "2"]).succeeds();
+    sandbox.run(&["get", "db", "-k", "c", "--integer", "b"]).succeeds().prints("0\n");
+}

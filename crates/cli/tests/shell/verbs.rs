@@ -458,6 +458,43 @@ fn convert_changes_the_engine_of_a_keyspace() {
 }
 
 #[test]
+fn merge_computes_values_and_get_prints_integers() {
+    let sandbox = Sandbox::new();
+    let merge = |words: &[&str]| sandbox.run(&[&["merge", "db"], words].concat());
+    merge(&["-k", "c", "--option", "merge=add", "--engine", "flat", "logins", "5"]).succeeds();
+    merge(&["-k", "c", "--durable", "logins", "-7"]).succeeds();
+    merge(&["-k", "c", "--hex", "6c6f67696e73", "0a00000000000000"]).succeeds();
+    sandbox.run(&["get", "db", "-k", "c", "--integer", "logins"]).succeeds().prints("8\n");
+    let json = sandbox.run(&["get", "db", "-k", "c", "--integer", "--json", "logins"]).succeeds().json();
+    assert_eq!(json["value"], 8);
+    merge(&["-k", "c", "logins", "many"]).exits(2).mentions("no integer");
+    merge(&["-k", "c", "logins", "9223372036854775808"]).exits(2).mentions("no integer");
+    merge(&["-k", "c", "--hex", "6c6f67696e73", "0a"]).exits(4).mentions("\"add\"");
+    merge(&["-k", "new", "--option", "merge=max", "--integer", "k", "x"]).exits(2);
+
+    for (number, highest) in [("9", "9"), ("-10", "9"), ("11", "11")] {
+        merge(&["-k", "m", "--option", "merge=max", "--integer", "k", number]).succeeds();
+        sandbox.run(&["get", "db", "-k", "m", "--integer", "k"]).succeeds().prints(format!("{highest}\n"));
+    }
+    for word in ["a;", "b;"] {
+        merge(&["-k", "l", "--option", "merge=append", "today", word]).succeeds();
+    }
+    sandbox.run(&["get", "db", "-k", "l", "today"]).succeeds().prints("a;b;");
+    sandbox.run(&["get", "db", "-k", "l", "--integer", "today"]).exits(4).mentions("4 bytes");
+    sandbox.run(&["put", "db", "plain", "v"]).succeeds();
+    merge(&["plain", "w"]).exits(4).mentions("no merge operator");
+    merge(&["-k", "n", "--option", "merge=none", "k", "v"]).exits(4).mentions("\"none\" is not registered");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints(
+        "c\tflat\t1\tmerge:add=1\ndefault\tflex\t1\nl\tflex\t1\tmerge:append=1\nm\tflex\t1\tmerge:max=1\n",
+    );
+    sandbox.run(&["convert", "db", "-k", "m", "--to", "kreon"]).succeeds();
+    merge(&["-k", "m", "--integer", "k", "12"]).succeeds();
+    sandbox.run(&["convert", "db", "-k", "m", "--to", "kreon", "--option", "merge=min"]).succeeds();
+    merge(&["-k", "m", "--integer", "k", "-3"]).succeeds();
+    sandbox.run(&["get", "db", "-k", "m", "--integer", "k"]).succeeds().prints("-3\n");
+}
+
+#[test]
 fn ttl_prints_the_seconds_for_which_a_key_exists() {
     let sandbox = Sandbox::new();
     sandbox.run(&["put", "db", "-k", "s", "--ttl", "10m", "ada", "token"]).succeeds();

@@ -226,6 +226,54 @@ static void test_transactions(sheaf_db *db, sheaf_keyspace *users) {
   }
 }
 
+static void test_merges(sheaf_db *db, sheaf_keyspace *users) {
+  sheaf_keyspace_options *options;
+  sheaf_keyspace *log;
+  sheaf_batch *batch;
+  sheaf_transaction *transaction;
+  sheaf_ticket *ticket;
+  sheaf_value *value;
+  sheaf_bytes key = sheaf_str("k");
+  OK(sheaf_keyspace_options_create(sheaf_str("flat"), &options, &error));
+  OK(sheaf_keyspace_options_set_merge_operator(options, sheaf_str("none"), &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_db_keyspace(db, sheaf_str("log"), options, &log, &error));
+  OK(sheaf_keyspace_options_set_merge_operator(options, sheaf_str("append"), &error));
+  OK(sheaf_db_keyspace(db, sheaf_str("log"), options, &log, &error));
+  sheaf_keyspace_options_free(options);
+
+  OK(sheaf_merge(log, key, sheaf_str("a"), &error));
+  OK(sheaf_submit_merge(log, key, sheaf_str("b"), SHEAF_DURABILITY_SYNC, &ticket, &error));
+  OK(sheaf_ticket_wait(ticket, &error));
+  sheaf_ticket_free(ticket);
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_submit_merge(log, key, sheaf_str("x"), 7, &ticket, &error));
+  OK(sheaf_db_batch(db, &batch, &error));
+  OK(sheaf_batch_merge(batch, log, key, sheaf_str("c"), &error));
+  OK(sheaf_batch_insert(batch, log, sheaf_str("l"), sheaf_str("1"), &error));
+  OK(sheaf_batch_merge(batch, log, sheaf_str("l"), sheaf_str("2"), &error));
+  OK(sheaf_batch_commit(batch, &error));
+  OK(sheaf_batch_merge(batch, users, key, sheaf_str("x"), &error));
+  OK(sheaf_batch_insert(batch, users, sheaf_str("beside"), sheaf_str("x"), &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_batch_commit(batch, &error));
+  EXPECT(SHEAF_NOT_FOUND, sheaf_contains_key(users, sheaf_str("beside"), &error));
+  sheaf_batch_free(batch);
+  OK(sheaf_get(log, sheaf_str("l"), &value, &error));
+  CHECK(take_equal(value, "12"));
+
+  OK(sheaf_db_transaction(db, &transaction, &error));
+  OK(sheaf_transaction_merge(transaction, log, key, sheaf_str("d"), &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_transaction_merge(transaction, users, key, sheaf_str("x"), &error));
+  OK(sheaf_transaction_get(transaction, log, key, &value, &error));
+  CHECK(take_equal(value, "abcd"));
+  OK(sheaf_transaction_commit(transaction, &error));
+  sheaf_transaction_free(transaction);
+  OK(sheaf_get(log, key, &value, &error));
+  CHECK(take_equal(value, "abcd"));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_merge(users, key, sheaf_str("x"), &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_merge(NULL, key, sheaf_str("x"), &error));
+  sheaf_keyspace_free(log);
+  OK(sheaf_db_drop_keyspace(db, sheaf_str("log"), &error));
+}
+
 static void test_snapshots(sheaf_db *db) {
   sheaf_snapshot *snapshot;
   sheaf_keyspace *shown;
@@ -355,6 +403,7 @@ int main(int argc, char **argv) {
   test_single_keys(db, users);
   test_batches(db, users);
   test_transactions(db, users);
+  test_merges(db, users);
   test_snapshots(db);
   test_owner(argv[1]);
 

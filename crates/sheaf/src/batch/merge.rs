@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use sheaf_engine::contract::EngineOp;
 use sheaf_store::{Expires, KeyspaceState};
 
-use super::{Batch, BatchChange, ResolvedBatch};
+use super::resolve::ResolvedBatch;
+use super::{Batch, BatchChange};
 use crate::Result;
 use crate::merge::read_base;
 
@@ -19,12 +20,15 @@ pub(super) struct MergedEntry<'b> {
 
 impl Batch {
     /// Computes the value of each key that a merge changes last, by its entry.
-    pub(super) fn merge_entries(&self, resolved: &ResolvedBatch) -> Result<HashMap<usize, MergedEntry<'_>>> {
+    pub(super) fn merge_entries(
+        &self,
+        resolved: &ResolvedBatch<'_>,
+    ) -> Result<HashMap<usize, MergedEntry<'_>>> {
         let mut merged = HashMap::with_capacity(resolved.merges.len());
         for &(last, state) in &resolved.order {
             let Some(chain) = resolved.merges.get(&last) else { continue };
             let key = &self.entries[last].key;
-            let removed = self.last_removal(&resolved.ranges, state, key);
+            let removed = resolved.last_removal(state, key);
             let chain =
                 &chain[removed.map_or(0, |removed| chain.partition_point(|entry| *entry < removed))..];
             merged.insert(last, self.merge_chain(key, chain, removed.is_some(), &resolved.states[state])?);

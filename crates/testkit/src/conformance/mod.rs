@@ -27,6 +27,7 @@ pub mod expiry;
 pub mod full_disk;
 pub mod idle;
 pub mod keyspaces;
+pub mod merges;
 pub mod non_blocking;
 pub mod opening;
 pub mod persistence;
@@ -359,6 +360,26 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, THREADED, expiry:
                 expired_pairs_disappear_without_a_call
+            }
+            $crate::promises! { $subject, EVERYWHERE, merges:
+                merged_values_are_those_of_the_operators
+                a_refused_operand_writes_nothing
+                a_keyspace_without_its_operator_is_read_and_not_merged
+                a_batch_merges_in_its_order
+                a_removed_range_between_merges_of_a_batch_removes_the_value
+                a_transaction_sees_its_merges_and_loses_none
+                a_snapshot_shows_the_value_before_a_merge
+                merged_values_survive_reopening_kills_and_power_cuts
+                large_values_are_merged
+                the_feed_delivers_merged_values
+                copies_keep_merged_values_and_the_operator
+                loads_and_conversions_change_the_operator_only_if_they_name_one
+            }
+            $crate::promises! { $subject, STEPPED, merges:
+                a_merge_keeps_the_time_of_its_pair
+            }
+            $crate::promises! { $subject, THREADED, merges:
+                concurrent_merges_are_each_applied_once
             }
             $crate::promises! { $subject, EVERYWHERE, non_blocking::gets:
                 a_try_get_returns_the_value_or_would_read

@@ -144,7 +144,7 @@ fn check_first_open(
     }
     if state.keyspaces[0].is_none() {
         record_commit(shared, vec![HistoryChange::Create(0)], &mut state);
-        db.keyspace(KEYSPACE_NAMES[0], machine.subject.options_of(machine.subject.engines()[0]))
+        db.keyspace(KEYSPACE_NAMES[0], machine.keyspace_options(0))
             .map_err(|e| format!("no keyspace can be made: {e}"))?;
         record_durable(shared);
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf::{Builder, Database, Error};
+use sheaf::{Builder, Database, Error, KeyspaceOptions};
 use sheaf_platform::clock::ManualClock;
 use sheaf_sim::{KeepChoice, SimDisk};
 
@@ -56,6 +56,12 @@ impl TestMachine {
     pub fn for_subject(subject: &TestSubject, sim: SimDisk) -> TestMachine {
         let recording_disk = RecordingDisk::new(Arc::new(sim.clone()));
         TestMachine { sim, recording_disk, clock: Arc::new(ManualClock::new()), subject: subject.clone() }
+    }
+
+    /// Returns the options for a new keyspace of a workload. Merges append.
+    #[must_use]
+    pub fn keyspace_options(&self, space: usize) -> KeyspaceOptions {
+        self.subject.options_of(self.subject.engines()[space]).merge_operator("append")
     }
 
     /// Returns a builder for its database: tiny, without threads.

@@ -101,6 +101,7 @@ impl WorkloadRun {
         match step {
             CrashStep::Put(put) => self.put_or_remove(number, *put)?,
             CrashStep::Batch(puts, sync) => self.batch(db, number, puts, *sync)?,
+            CrashStep::Merge(puts) => self.merge(db, number, puts)?,
             CrashStep::Persist => {
                 db.persist()?;
                 self.history.lock().mark_all_durable();
@@ -191,10 +192,8 @@ impl WorkloadRun {
         if is_new {
             self.history.lock().begin_commit(vec![HistoryChange::Create(space)]);
         }
-        let subject = &self.machine.subject;
         // An existing keyspace may have been converted to another engine.
-        let options =
-            if is_new { subject.options_of(subject.engines()[space]) } else { KeyspaceOptions::default() };
+        let options = if is_new { self.machine.keyspace_options(space) } else { KeyspaceOptions::default() };
         let keyspace = db.keyspace(KEYSPACE_NAMES[space], options)?;
         if is_new {
             self.history.lock().acknowledge(true);
@@ -210,6 +209,44 @@ impl WorkloadRun {
         match len {
             Some(len) => keyspace.insert(key_bytes(key), value_bytes(number, 0, len))?,
             None => keyspace.remove(key_bytes(key))?,
+        }
+        self.history.lock().acknowledge(false);
+        Ok(())
+    }
+
+    /// Merges the values of `puts`. Each commit is issued with the values that the operator must
+    /// compute.
+    fn merge(&mut self, db: &Database, number: usize, puts: &[PutSpec]) -> Result<(), Error> {
+        for (space, _, _) in puts {
+            self.keyspace(*space)?;
+        }
+        let mut state = self.history.lock().newest().clone();
+        let mut changes = Vec::new();
+        for (write, put) in puts.iter().enumerate() {
+            let mut change = change(number, write, *put);
+            if let HistoryChange::Put(space, key, value) = &mut change {
+                let pairs = state.keyspaces[*space].as_ref();
+                let before = pairs.and_then(|pairs| pairs.get(key)).map_or(&[][..], |before| before);
+                *value = [before, value].concat(); // the operator is `append`
+            }
+            state.apply(&change);
+            changes.push(change);
+        }
+        if let [(space, key, Some(len))] = *puts {
+            let keyspace = self.keyspace(space)?;
+            self.history.lock().begin_commit(changes);
+            keyspace.merge(key_bytes(key), value_bytes(number, 0, len))?;
+        } else {
+            let mut batch = db.batch();
+            for (write, (space, key, len)) in puts.iter().enumerate() {
+                let keyspace = self.keyspace(*space)?;
+                match len {
+                    Some(len) => batch.merge(&keyspace, key_bytes(*key), value_bytes(number, write, *len)),
+                    None => batch.remove(&keyspace, key_bytes(*key)),
+                };
+            }
+            self.history.lock().begin_commit(changes);
+            batch.commit()?;
         }
         self.history.lock().acknowledge(false);
         Ok(())

@@ -65,6 +65,9 @@ pub enum CrashStep {
     Put(PutSpec),
     /// Several writes as one commit, with `Durability::Sync` if true.
     Batch(Vec<PutSpec>, bool),
+    /// Merges a value into the one of each key that has a length, and removes the other keys: one
+    /// commit with `Durability::Buffer`.
+    Merge(Vec<PutSpec>),
     /// Calls `persist`.
     Persist,
     /// Advances the clock past the sync interval and runs one round of background work.
@@ -96,9 +99,14 @@ impl fmt::Display for CrashStep {
         };
         match self {
             CrashStep::Put(one) => write!(f, "{}", put(one)),
-            CrashStep::Batch(puts, sync) => {
+            CrashStep::Batch(puts, _) | CrashStep::Merge(puts) => {
+                let kind = match self {
+                    CrashStep::Merge(_) => "M",
+                    CrashStep::Batch(_, true) => "S",
+                    _ => "B",
+                };
                 let puts: Vec<String> = puts.iter().map(put).collect();
-                write!(f, "{}[{}]", if *sync { "S" } else { "B" }, puts.join(","))
+                write!(f, "{kind}[{}]", puts.join(","))
             }
             CrashStep::Persist => write!(f, "persist"),
             CrashStep::SyncInterval => write!(f, "tick"),
@@ -152,7 +160,10 @@ fn parse_step(word: &str) -> Option<CrashStep> {
             } else if let Some(rest) = word.strip_suffix(']') {
                 let (kind, list) = rest.split_once('[')?;
                 let puts = list.split(',').map(parse_put).collect::<Option<Vec<_>>>()?;
-                CrashStep::Batch(puts, kind == "S")
+                match kind {
+                    "M" => CrashStep::Merge(puts),
+                    _ => CrashStep::Batch(puts, kind == "S"),
+                }
             } else {
                 CrashStep::Put(parse_put(word)?)
             }
@@ -260,7 +271,8 @@ fn step(random: &mut TestRandom, shape: &WorkloadShape) -> CrashStep {
         n if n < 65 => CrashStep::Put(put(random, shape)),
         n => {
             let count = 1 + random.below(4);
-            CrashStep::Batch((0..count).map(|_| put(random, shape)).collect(), n >= 82)
+            let puts = (0..count).map(|_| put(random, shape)).collect();
+            if n >= 92 { CrashStep::Merge(puts) } else { CrashStep::Batch(puts, n >= 82) }
         }
     }
 }

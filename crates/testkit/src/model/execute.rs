@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::{Bound, Range};
+use std::ops::{Bound, Range, RangeBounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf::{ChangeRetention, Database, Durability, Error, Iter, Keyspace, Result, Snapshot, Value};
+use sheaf::{
+    ChangeRetention, Database, Durability, Error, Iter, Keyspace, KeyspaceOptions, Result, Snapshot, Value,
+};
 
+use super::merge::OPERATORS;
 use super::steps::{ConcurrentChange, EXPIRING, KEYS, ModelStep, RangeSpec, SPACES, ValueSpec, key_of};
 use crate::fixture::{Fixture, TestSetting, TestSubject};
 use crate::replica::Replica;
@@ -156,18 +159,8 @@ fn collect(iter: impl Iterator<Item = Result<(Value, Value)>>) -> std::result::R
 }
 
 pub(super) fn pairs_in_range(map: &ModelMap, ends: RangeSpec) -> PairList {
-    let (low, high) = ends.bounds();
-    let above = |key: &[u8]| match &low {
-        Bound::Included(low) => key >= low.as_slice(),
-        Bound::Excluded(low) => key > low.as_slice(),
-        Bound::Unbounded => true,
-    };
-    let below = |key: &[u8]| match &high {
-        Bound::Included(high) => key <= high.as_slice(),
-        Bound::Excluded(high) => key < high.as_slice(),
-        Bound::Unbounded => true,
-    };
-    map.iter().filter(|(key, _)| above(key) && below(key)).map(|(k, v)| (k.clone(), Arc::clone(v))).collect()
+    let bounds = ends.bounds();
+    map.iter().filter(|(key, _)| bounds.contains(*key)).map(|(k, v)| (k.clone(), Arc::clone(v))).collect()
 }
 
 /// Returns the value after an update: longer, shorter, created, removed or replaced.
@@ -212,14 +205,14 @@ impl<'a> ModelRunner<'a> {
     }
 
     fn create_keyspace(&self, db: &Database, space: u8) -> Keyspace {
-        let name = NAMES[usize::from(space)];
-        match space {
-            1 => self.fixture.other_keyspace(db, name),
-            EXPIRING => {
-                db.keyspace(name, self.fixture.subject.options().expiry()).expect("the keyspace opens")
-            }
-            _ => self.fixture.keyspace(db, name),
-        }
+        let subject = &self.fixture.subject;
+        let options = match space {
+            1 => KeyspaceOptions::from(subject.other_engine),
+            EXPIRING => subject.options().expiry(),
+            _ => subject.options(),
+        };
+        let options = options.merge_operator(OPERATORS[usize::from(space)]);
+        db.keyspace(NAMES[usize::from(space)], options).expect("the keyspace opens")
     }
 
     pub(super) fn db(&self) -> &Database {
@@ -272,6 +265,8 @@ impl<'a> ModelRunner<'a> {
             ModelStep::InsertIfAbsent(space, key, value) => self.insert_if_absent(*space, *key, *value),
             ModelStep::Transact(step) => self.transact(step),
             ModelStep::Pop { space, back } => self.pop(*space, *back),
+            ModelStep::Merge { space, key, operand, is_sync } => self.merge(*space, *key, *operand, *is_sync),
+            ModelStep::EditCommit(commit) => self.edit_commit(commit),
             ModelStep::Get(space, key) => self.check_get(*space, *key),
             ModelStep::MultiGet(space, keys) => self.multi_get(*space, keys),
             ModelStep::Scan { space, ends, back } => self.scan(*space, *ends, *back),

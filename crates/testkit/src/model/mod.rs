@@ -1,11 +1,11 @@
 //! # Model checker: random operations compared with a sorted map
 //!
-//! A seed generates a sequence of steps over three keyspaces of two engines, one of them with
-//! expiry and an injected clock: writes of every kind, snapshots and iterators that stay open, a
-//! replica that follows the change feed, background work, clean reopenings and kills. Each result
-//! is compared with that of a `BTreeMap`, and at intervals the whole content is compared. In inline
-//! mode the seed determines the whole run, so one line replays a failure. The shrinker then removes
-//! steps as long as the rest still fails.
+//! A seed generates a sequence of steps over three keyspaces of two engines with merge operators,
+//! one of them with expiry and an injected clock: writes of every kind, snapshots and iterators
+//! that stay open, a replica that follows the change feed, background work, clean reopenings and
+//! kills. Each result is compared with that of a `BTreeMap`, and at intervals the whole content is
+//! compared. In inline mode the seed determines the whole run, so one line replays a failure. The
+//! shrinker then removes steps as long as the rest still fails.
 //!
 //! ## Picture
 //!
@@ -24,6 +24,7 @@
 mod execute;
 mod expiry;
 mod feed;
+mod merge;
 mod range_removal;
 mod run;
 mod shrink;

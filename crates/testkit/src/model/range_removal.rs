@@ -3,7 +3,7 @@
 use sheaf::Error;
 
 use super::execute::{ModelRunner, StepResult, expect_ok, pairs_in_range, same};
-use super::steps::{RangeCommit, RangeSpec, ValueSpec, key_of};
+use super::steps::{RangeCommit, RangeSpec};
 
 impl ModelRunner<'_> {
     pub(super) fn remove_range(&mut self, space: u8, ends: RangeSpec) -> StepResult {
@@ -28,41 +28,33 @@ impl ModelRunner<'_> {
             return Ok(());
         }
         let ks = self.space(*space).clone();
+        let mut draft = self.draft();
         if *is_transaction {
             let tx = expect_ok("transaction", self.db().transaction())?;
-            let change = |(key, value): &(u16, Option<ValueSpec>)| match value {
-                Some(value) => tx.insert(&ks, key_of(*key), value.bytes()),
-                None => tx.remove(&ks, key_of(*key)),
-            };
-            expect_ok("a change", before.iter().try_for_each(change))?;
+            for (key, edit) in before {
+                self.edit_in_transaction(&tx, &mut draft, *space, *key, *edit)?;
+            }
             expect_ok("remove_range of a transaction", tx.remove_range(&ks, ends.bounds()))?;
+            draft.remove_range(*space, *ends);
             let left = expect_ok("range of a transaction", tx.range(&ks, ends.bounds()))?.count();
             same("pairs in a removed range", &left, &0)?;
-            expect_ok("a change", after.iter().try_for_each(change))?;
+            for (key, edit) in after {
+                self.edit_in_transaction(&tx, &mut draft, *space, *key, *edit)?;
+            }
             expect_ok("a commit", tx.commit())?;
+            self.adopt(draft);
         } else {
             let mut batch = self.db().batch();
-            for (key, value) in before {
-                match value {
-                    Some(value) => batch.insert(&ks, key_of(*key), value.bytes()),
-                    None => batch.remove(&ks, key_of(*key)),
-                };
+            for (key, edit) in before {
+                self.edit_in_batch(&mut batch, &mut draft, *space, *key, *edit);
             }
             batch.remove_range(&ks, ends.bounds());
-            for (key, value) in after {
-                match value {
-                    Some(value) => batch.insert(&ks, key_of(*key), value.bytes()),
-                    None => batch.remove(&ks, key_of(*key)),
-                };
+            draft.remove_range(*space, *ends);
+            for (key, edit) in after {
+                self.edit_in_batch(&mut batch, &mut draft, *space, *key, *edit);
             }
-            expect_ok("a batch that removes a range", batch.commit())?;
+            self.finish_batch(batch, draft)?;
         }
-        before.iter().for_each(|(key, value)| self.set(*space, *key, *value));
-        for (key, _) in pairs_in_range(self.map(*space), *ends) {
-            self.map(*space).remove(&key);
-        }
-        after.iter().for_each(|(key, value)| self.set(*space, *key, *value));
-        let keys: Vec<u16> = before.iter().chain(after).map(|(key, _)| *key).collect();
-        keys.into_iter().try_for_each(|key| self.check_get(*space, key))
+        before.iter().chain(after).try_for_each(|(key, _)| self.check_get(*space, *key))
     }
 }

@@ -5,6 +5,7 @@
 
 use std::ops::Bound;
 
+use super::merge::{EditCommit, KeyEdit};
 use super::transact::TransactionStep;
 use crate::crash::workload::TestRandom;
 use crate::fixture::TestSetting;
@@ -46,9 +47,9 @@ pub struct RangeCommit {
     /// The range.
     pub ends: RangeSpec,
     /// Changes before the range is removed.
-    pub before: Vec<(u16, Option<ValueSpec>)>,
+    pub before: Vec<(u16, KeyEdit)>,
     /// Changes after it.
-    pub after: Vec<(u16, Option<ValueSpec>)>,
+    pub after: Vec<(u16, KeyEdit)>,
     /// Whether it is a transaction.
     pub is_transaction: bool,
 }
@@ -67,6 +68,8 @@ pub enum ModelStep {
     Update { space: u8, key: u16, how: u8, concurrent: ConcurrentChange },
     InsertIfAbsent(u8, u16, ValueSpec),
     Pop { space: u8, back: bool },
+    Merge { space: u8, key: u16, operand: ValueSpec, is_sync: bool },
+    EditCommit(EditCommit),
     Transact(TransactionStep),
     Get(u8, u16),
     MultiGet(u8, Vec<u16>),
@@ -202,16 +205,35 @@ impl StepGenerator {
         TransactionStep { reads, changes, scan, outside }
     }
 
+    fn edit(&mut self, setting: TestSetting) -> KeyEdit {
+        match self.below(4) {
+            0 => KeyEdit::Remove,
+            1 => KeyEdit::Put(self.value(setting)),
+            _ => KeyEdit::Merge(self.value(setting)),
+        }
+    }
+
+    fn edit_commit(&mut self, setting: TestSetting) -> EditCommit {
+        let count = 1 + self.below(8);
+        let edits = (0..count).map(|_| (self.space(), self.key(), self.edit(setting))).collect();
+        EditCommit { edits, is_transaction: self.one_in(2) }
+    }
+
     fn range_commit(&mut self, setting: TestSetting) -> RangeCommit {
         let (space, ends) = (self.space(), self.ends());
-        let mut changes = || (0..self.below(5)).map(|_| (self.key(), self.change(setting))).collect();
+        let mut changes = || (0..self.below(5)).map(|_| (self.key(), self.edit(setting))).collect();
         let (before, after) = (changes(), changes());
         RangeCommit { space, ends, before, after, is_transaction: self.one_in(2) }
     }
 
     fn step(&mut self, setting: TestSetting) -> ModelStep {
         match self.below(1000) {
-            0..=189 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            0..=149 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            150..=174 => {
+                let (space, key, operand) = (self.space(), self.key(), self.value(setting));
+                ModelStep::Merge { space, key, operand, is_sync: self.one_in(4) }
+            }
+            175..=189 => ModelStep::EditCommit(self.edit_commit(setting)),
             190..=206 => {
                 let (key, value) = (self.key(), self.value(setting));
                 ModelStep::PutExpiring { key, value, ttl_ms: 1 + self.0.next() % 400 }

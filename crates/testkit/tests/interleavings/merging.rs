@@ -62,6 +62,29 @@ fn a_refused_operand_fails_its_own_call(engine: &str) {
     assert_eq!(number_of(&keyspace, "k"), 2, "{engine}");
 }
 
+/// Batches merge two keys in opposite orders, next to a merge of one of them.
+fn every_operand_of_a_batch_counts_once(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = merging(&db, engine, "add");
+    let batches = [["k", "l", "k"], ["l", "k", "k"]].map(|keys| {
+        let (db, keyspace) = (db.clone(), keyspace.clone());
+        spawn(move || {
+            let mut batch = db.batch();
+            for key in keys {
+                batch.merge(&keyspace, key, 1_i64.to_le_bytes());
+            }
+            batch.commit().expect("it commits");
+        })
+    });
+    let merges = {
+        let keyspace = keyspace.clone();
+        spawn(move || keyspace.merge("k", 10_i64.to_le_bytes()).expect("it merges"))
+    };
+    join(batches.into_iter().chain([merges]));
+    assert_eq!((number_of(&keyspace, "k"), number_of(&keyspace, "l")), (14, 2), "{engine}");
+}
+
 /// A merge next to a close is acknowledged or fails, and no caller waits forever.
 fn a_close_ends_every_merge(engine: &str) {
     let machine = ModelMachine::default();
@@ -82,6 +105,11 @@ fn a_close_ends_every_merge(engine: &str) {
 #[test]
 fn merges_of_one_key_count_once() {
     on_every_engine(500, every_operand_counts_once);
+}
+
+#[test]
+fn merges_of_batches_count_once() {
+    on_every_engine(300, every_operand_of_a_batch_counts_once);
 }
 
 #[test]

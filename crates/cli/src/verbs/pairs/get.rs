@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use clap::Args;
 use serde_json::json;
 
+use super::integers;
 use crate::args::KeyspaceArgs;
 use crate::failure::{Failure, Result};
 use crate::open::decode_argument;
@@ -23,6 +24,9 @@ pub(crate) struct Get {
     /// Print {"key":..,"value":..}
     #[arg(long, conflicts_with = "raw")]
     pub(crate) json: bool,
+    /// Print the value as an integer: 8 bytes, as the merge operator of the keyspace reads them
+    #[arg(long, conflicts_with_all = ["hex", "raw"])]
+    pub(crate) integer: bool,
     /// Print the exact bytes also on a terminal
     #[arg(long, conflicts_with = "hex")]
     pub(crate) raw: bool,
@@ -42,6 +46,18 @@ pub(crate) fn run(args: &Get) -> Result {
         )));
     };
     let mut out = stdout();
+    if args.integer {
+        let mut value = Vec::new();
+        reader.read_to_end(&mut value)?;
+        let Some(number) = integers::decode(&keyspace, &value) else {
+            return Err(Failure::Refused(format!("the value has {} bytes; an integer has 8", value.len())));
+        };
+        match args.json {
+            true => writeln!(out, "{}", json!({ "key": text_format::json(&key), "value": number }))?,
+            false => writeln!(out, "{number}")?,
+        }
+        return Ok(out.flush()?);
+    }
     if !args.json && !args.hex && (args.raw || !is_terminal()) {
         io::copy(&mut reader, &mut out)?;
         return Ok(out.flush()?);

@@ -1,11 +1,12 @@
 //! # The table of seeded bugs
 //!
 //! All are in the code of the commit window or in structures that several commits change at the
-//! same time (decisions/0027), or in expiry. W1 to W13 are its rules, W25 to W44 its scenarios
-//! (docs/commit.md). P14 is a promise of docs/reliability/PROMISES.md.
+//! same time (decisions/0027), or in expiry and merges. W1 to W13 are its rules, W25 to W44 its scenarios
+//! (docs/commit.md). P14 and P18 are promises of docs/reliability/PROMISES.md.
 
 mod commits;
 mod features;
+mod merges;
 mod structures;
 
 /// A bug, and the test that must find it.
@@ -81,5 +82,5 @@ const ENGINE: &str = "sheaf-engine";
 
 /// Returns all bugs.
 pub(super) fn bugs() -> impl Iterator<Item = &'static SeededBug> {
-    [structures::BUGS, commits::BUGS, features::BUGS].into_iter().flatten()
+    [structures::BUGS, commits::BUGS, features::BUGS, merges::BUGS].into_iter().flatten()
 }

@@ -1,0 +1,52 @@
+//! # `merge`: lets the merge operator of a keyspace compute a value
+
+use std::ffi::OsString;
+
+use clap::Args;
+use sheaf::Durability;
+
+use super::integers;
+use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
+use crate::failure::Result;
+use crate::open::decode_argument;
+
+/// Arguments of `merge`.
+#[derive(Debug, Args)]
+pub(crate) struct Merge {
+    #[command(flatten)]
+    pub(crate) target: KeyspaceArgs,
+    #[command(flatten)]
+    pub(crate) creation: CreateArgs,
+    #[command(flatten)]
+    pub(crate) durable: DurabilityArgs,
+    /// Read OPERAND as an integer, so that `min` and `max` compare numbers; with the operator
+    /// `add` this is the default
+    #[arg(long, conflicts_with = "hex")]
+    pub(crate) integer: bool,
+    /// Read KEY and OPERAND as hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// Key
+    pub(crate) key: OsString,
+    /// Operand
+    #[arg(allow_negative_numbers = true)]
+    pub(crate) operand: OsString,
+}
+
+pub(crate) fn run(args: &Merge) -> Result {
+    let key = decode_argument(&args.key, args.hex)?;
+    let bytes = decode_argument(&args.operand, args.hex)?;
+    if args.integer {
+        integers::parse(&args.operand)?; // before the keyspace is created
+    }
+    let (db, keyspace) = args.target.open_or_create(&args.creation)?;
+    let operand = match args.integer || (integers::is_added(&keyspace) && !args.hex) {
+        true => integers::encode(&keyspace, integers::parse(&args.operand)?),
+        false => bytes,
+    };
+    match args.durable.durable {
+        true => keyspace.submit_merge(key, operand, Durability::Sync)?.wait()?,
+        false => keyspace.merge(key, operand)?,
+    }
+    Ok(db.close()?)
+}
