@@ -129,6 +129,19 @@ fn keyspaces_are_separate_listed_and_dropped() {
 }
 
 #[test]
+fn an_estimate_prints_the_number_and_size_of_pairs() {
+    let sandbox = Sandbox::new();
+    for key in ["a1", "a2", "b1"] {
+        sandbox.run(&["put", "db", key, "value"]).succeeds();
+    }
+    sandbox.run(&["scan", "db", "--estimate"]).succeeds().prints("about 3 pairs of 21 bytes\n");
+    let found = sandbox.run(&["scan", "db", "--prefix", "a", "--estimate", "--json"]).succeeds().json();
+    assert_eq!(found, json!({ "pairs": 2, "bytes": 14 }));
+    sandbox.run(&["put", "flat", "--engine", "flat", "k", "v"]).succeeds();
+    sandbox.run(&["scan", "flat", "--from", "a", "--estimate"]).exits(4).mentions("estimates of ranges");
+}
+
+#[test]
 fn options_are_chosen_listed_and_changed() {
     let sandbox = Sandbox::new();
     let put = |option: &str| {

@@ -2,13 +2,14 @@
 //!
 //! The methods are grouped by role, each group in a file: `read`, `range`, `write`, `update`
 //! (compare and swap), `conditional` (insert if absent, take the first or last pair), `expiry`,
-//! `merge`, and `maintenance` (statistics and compaction). This file has the handle and the
-//! properties of the keyspace.
+//! `merge`, `estimate` (size of a range), and `maintenance` (statistics and compaction). This file
+//! has the handle and the properties of the keyspace.
 //!
 //! A clear, a replacement or a conversion drops the state of a keyspace and creates a successor.
 //! The handle moves to the successor at the next call.
 
 mod conditional;
+mod estimate;
 mod expiry;
 mod maintenance;
 mod merge;
@@ -26,6 +27,7 @@ use sheaf_log::options::EngineOptions;
 use sheaf_platform::sync::ShardedArc;
 use sheaf_store::KeyspaceState;
 
+pub use self::estimate::RangeEstimate;
 pub use self::options::KeyspaceOptions;
 pub(crate) use self::range::require_ordered;
 pub(crate) use self::read::{get_at, get_in_groups};

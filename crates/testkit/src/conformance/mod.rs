@@ -24,6 +24,7 @@ pub mod closing;
 pub mod compressed_features;
 pub mod compression;
 pub mod concurrency;
+pub mod estimates;
 pub mod expiry;
 pub mod full_disk;
 pub mod idle;
@@ -139,6 +140,11 @@ macro_rules! conformance {
                 clear_removes_everything
                 an_iterator_shows_the_snapshot_of_its_creation
                 a_compaction_changes_the_order_of_the_log_and_nothing_else
+            }
+            $crate::promises! { $subject, EVERYWHERE, estimates:
+                estimates_of_small_ranges_are_counts
+                an_estimate_is_near_the_pairs_in_the_range
+                an_estimate_does_not_count_superseded_or_removed_pairs
             }
             $crate::promises! { $subject, EVERYWHERE, range_removal:
                 remove_range_removes_exactly_the_range

@@ -7,6 +7,7 @@
 //! ```
 
 pub(crate) mod cursor;
+mod estimate;
 pub(crate) mod merge_inputs;
 pub(crate) mod recent;
 pub(crate) mod removed_ranges;

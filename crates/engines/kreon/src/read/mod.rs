@@ -7,6 +7,7 @@
 //! ```
 
 pub(crate) mod cursor;
+mod estimate;
 pub(crate) mod lookup;
 pub(crate) mod merge_input;
 pub(crate) mod removed_ranges;
