@@ -71,6 +71,19 @@ pub extern "C" fn sheaf_keyspace_name(
     })
 }
 
+/// Gives the keyspace another name, durably. Returns `SHEAF_KEYSPACE_EXISTS` if there is a keyspace
+/// with this name. Not for keyspaces of snapshots (`SHEAF_READ_ONLY`).
+///
+/// Threads: any, also at the same time.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_keyspace_rename(
+    keyspace: Option<&sheaf_keyspace>,
+    name: sheaf_bytes<'_>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || Ok(writable(keyspace)?.rename(name.text("name")?)?))
+}
+
 /// Returns the properties of the keyspace as a JSON object: `name`, `engine`, `options` (those that
 /// differ from the defaults) and `ordered`. Not for keyspaces of snapshots (`SHEAF_READ_ONLY`).
 ///

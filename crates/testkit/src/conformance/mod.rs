@@ -34,6 +34,7 @@ pub mod persistence;
 pub mod points;
 pub mod range_removal;
 pub mod ranges;
+pub mod renames;
 pub mod serializability;
 pub mod sizes;
 pub mod snapshots;
@@ -271,6 +272,19 @@ macro_rules! conformance {
                 a_clear_is_seen_through_every_handle_and_after_reopening
                 a_lookup_does_not_create_a_keyspace
                 many_keyspaces_live_side_by_side
+            }
+            $crate::promises! { $subject, EVERYWHERE, renames:
+                a_renamed_keyspace_keeps_its_pairs_handles_and_options
+                a_rename_refuses_names_that_are_taken_or_not_valid
+                a_snapshot_shows_the_names_of_its_time
+                names_that_are_exchanged_survive_kills
+                a_conversion_and_a_load_follow_their_names
+                a_rename_survives_a_power_cut
+                the_feed_delivers_a_rename_as_one_change
+                a_backup_has_the_names_of_its_time
+            }
+            $crate::promises! { $subject, STEPPED, renames:
+                a_renamed_keyspace_keeps_its_times_of_expiry
             }
             $crate::promises! { $subject, EVERYWHERE, opening:
                 a_missing_database_is_not_created_unless_asked
