@@ -260,7 +260,7 @@ impl Change {
 #[pymethods]
 impl Change {
     /// Kind of the change: `put`, `removed`, `range_removed`, `expired`, `created`, `cleared`,
-    /// `loaded`, `converted` or `dropped`.
+    /// `loaded`, `converted`, `renamed` or `dropped`.
     #[getter]
     fn kind(&self) -> &'static str {
         match &self.kind {
@@ -280,6 +280,15 @@ impl Change {
     fn end<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         match &self.kind {
             ChangeKind::RangeRemoved { end: Some(end), .. } => Some(PyBytes::new(py, end)),
+            _ => None,
+        }
+    }
+
+    /// New name of a keyspace that was renamed.
+    #[getter]
+    fn to(&self) -> Option<&str> {
+        match &self.kind {
+            ChangeKind::Renamed { to } => Some(to),
             _ => None,
         }
     }

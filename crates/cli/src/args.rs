@@ -26,6 +26,7 @@ use crate::verbs::load::LoadArgs;
 use crate::verbs::merge::Merge;
 use crate::verbs::path::PathArgs;
 use crate::verbs::put::Put;
+use crate::verbs::rename::RenameArgs;
 use crate::verbs::repair::Repair;
 use crate::verbs::scan::Scan;
 use crate::verbs::serve::Serve;
@@ -364,6 +365,13 @@ Asks for confirmation if stdin is a terminal. Otherwise --yes is required.
 Example:
   sheaf drop my.db users --yes")]
     Drop(DropArgs),
+    /// Give a keyspace another name
+    #[command(after_long_help = "\
+All pairs and options stay. It takes one commit, whatever the size of the keyspace.
+
+Example:
+  sheaf rename my.db users members")]
+    Rename(RenameArgs),
     /// Serve the database to other processes until Ctrl-C or SIGTERM
     #[command(after_long_help = "\
 An ADDRESS with a slash is the path of a Unix socket, through which processes of the same user

@@ -88,6 +88,7 @@ fn run(verb: Verb) -> Result {
         Verb::Compact(args) => args.target.database_args.wait.run_with_retry(|| verbs::compact::run(&args)),
         Verb::Convert(args) => args.target.database_args.wait.run_with_retry(|| verbs::convert::run(&args)),
         Verb::Drop(args) => verbs::drop::run(&args),
+        Verb::Rename(args) => verbs::rename::run(&args),
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Call(args) => verbs::call::run(&args),
         Verb::Demo(args) => demo::run(&args),

@@ -4,13 +4,13 @@
 //! within bounds. The models specify the store; they run none of its code.
 //!
 //! With all rules on, no invariant breaks (`tests/all_rules.rs`, `tests/parallel_commit.rs`). With
-//! one rule off, the checker finds the scenario that the rule prevents. Change a rule only together
-//! with its model. [`ProtocolRules`] lists the rules; R1 to R20 are in `docs/commit.md`, W1 to W13
-//! in decisions/0027.
+//! one rule off, the checker finds the scenario that it prevents. Change a rule only with its
+//! model. [`ProtocolRules`] lists them: R1 to R21 in docs/commit.md, W1 to W13 in decisions/0027.
 //!
 //! [`window`], [`stripes`], [`views`], [`freeze`] model parallel commits (decisions/0027),
 //! [`memtable_queue`] frozen memtables (0036), [`range_checks`] transactions (0051), [`retention`]
-//! the feed (0055), [`range_removal`] and [`journal_replay`] these (0053, 0039). Others lock.
+//! the feed (0055), [`range_removal`], [`journal_replay`], [`keyspace_rename`] these (0053, 0039,
+//! 0058). Others lock.
 //!
 //! Symbols: W is the durable mark, S the target of a sync round, F the floor in ROOT. `visible` is
 //! the last commit of the newest state that readers may see.
@@ -41,6 +41,7 @@ pub mod gc;
 pub mod in_place_page;
 pub mod journal_replay;
 pub mod keyspace_drop;
+pub mod keyspace_rename;
 pub mod memtable_queue;
 pub mod range_checks;
 pub mod range_removal;

@@ -286,6 +286,12 @@ pub struct ProtocolRules {
     /// each key in it.
     pub range_removals_record_their_range: bool,
 
+    // Renames of keyspaces (module `keyspace_rename`, decisions/0058).
+    /// R21: a rename is one commit, which removes the old name and gives the new one.
+    pub renames_are_one_commit: bool,
+    /// R21: ROOT has the names at its floor, not the newest ones.
+    pub root_has_the_names_at_its_floor: bool,
+
     // Replay of the journal (module `journal_replay`, decisions/0039).
     /// One thread at a time replays a partition.
     pub a_partition_has_one_thread: bool,
@@ -408,6 +414,8 @@ impl ProtocolRules {
         flushes_apply_range_tombstones: true,
         flushes_keep_versions_of_views: true,
         range_removals_record_their_range: true,
+        renames_are_one_commit: true,
+        root_has_the_names_at_its_floor: true,
         a_partition_has_one_thread: true,
         the_first_unread_segment_has_room: true,
         errors_wait_for_earlier_records: true,

@@ -34,6 +34,7 @@ use crate::contract::{
     EnginePressure, EngineReads, EngineRecovery, EngineStats, HashedKey, ImageSink, ImageSource, Ingest,
     Preparation, Projection, ReplayRecord, StoreLogIndex,
 };
+use crate::range_estimate::RangeSum;
 use crate::views::Views;
 use sheaf_log::blob_reader::{OpenBlob, StoredValue};
 use sheaf_log::compression::{Codec, DecodeError, ValueCompression, decode};
@@ -162,6 +163,10 @@ impl EngineReads for DecodingEngine {
                 is_ended: false,
             }),
         })
+    }
+
+    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
+        self.inner.estimate_range(bounds)
     }
 
     fn len(&self) -> Result<u64> {

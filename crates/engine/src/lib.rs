@@ -15,6 +15,7 @@
 //!   window       order and visibility of commits; views, versions: past states
 //!   memtable     recent commits in memory; removed_range_cache: ranges that cursors skip
 //!   page_file, checkpoint_file, log_entries, read_ahead: files and their content
+//!   range_estimate: approximate number and size of the pairs in a range
 //!   workload, idle, scan_length: statistics
 //! ```
 
@@ -28,6 +29,7 @@ pub mod keys;
 pub mod log_entries;
 pub mod memtable;
 pub mod page_file;
+pub mod range_estimate;
 pub mod read_ahead;
 pub mod removed_range_cache;
 pub mod scan_length;

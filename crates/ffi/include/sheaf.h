@@ -411,6 +411,10 @@ enum sheaf_change_kind
    * The keyspace was dropped.
    */
   SHEAF_CHANGE_KIND_DROPPED = 9,
+  /**
+   * The keyspace got another name, the end of the change.
+   */
+  SHEAF_CHANGE_KIND_RENAMED = 10,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -949,7 +953,8 @@ sheaf_code sheaf_changes_next_commit(sheaf_changes *changes,
  * Moves to the next change of the commit. Writes its kind (`SHEAF_CHANGE_KIND_*`), its keyspace,
  * its key and its end (each may be NULL). The key of a removed range is its first key, and `end`
  * is the key after it, or has NULL as its data if the range has no end. A change of a whole
- * keyspace has no key. The bytes are valid until the next call of `sheaf_changes_next_commit`.
+ * keyspace has no key; the end of a rename is the new name. The bytes are valid until the next
+ * call of `sheaf_changes_next_commit`.
  * Returns `SHEAF_NOT_FOUND` after the last change of the commit.
  *
  * Threads: one at a time for each feed.
@@ -1331,6 +1336,14 @@ void sheaf_keyspace_free(sheaf_keyspace *keyspace);
 sheaf_code sheaf_keyspace_name(sheaf_keyspace *keyspace,
                                sheaf_value **name,
                                sheaf_error **error);
+
+/**
+ * Gives the keyspace another name, durably. Returns `SHEAF_KEYSPACE_EXISTS` if there is a keyspace
+ * with this name. Not for keyspaces of snapshots (`SHEAF_READ_ONLY`).
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_keyspace_rename(sheaf_keyspace *keyspace, sheaf_bytes name, sheaf_error **error);
 
 /**
  * Returns the properties of the keyspace as a JSON object: `name`, `engine`, `options` (those that

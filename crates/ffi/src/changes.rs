@@ -206,7 +206,8 @@ pub extern "C" fn sheaf_changes_next_commit(
 /// Moves to the next change of the commit. Writes its kind (`SHEAF_CHANGE_KIND_*`), its keyspace,
 /// its key and its end (each may be NULL). The key of a removed range is its first key, and `end`
 /// is the key after it, or has NULL as its data if the range has no end. A change of a whole
-/// keyspace has no key. The bytes are valid until the next call of `sheaf_changes_next_commit`.
+/// keyspace has no key; the end of a rename is the new name. The bytes are valid until the next
+/// call of `sheaf_changes_next_commit`.
 /// Returns `SHEAF_NOT_FOUND` after the last change of the commit.
 ///
 /// Threads: one at a time for each feed.
@@ -235,8 +236,12 @@ pub extern "C" fn sheaf_changes_next_change<'a>(
         if let (Some(key), Some(bytes)) = (key, change.kind.key()) {
             *key = sheaf_bytes::lent(bytes);
         }
-        if let (Some(end), ChangeKind::RangeRemoved { end: Some(bytes), .. }) = (end, &change.kind) {
-            *end = sheaf_bytes::lent(bytes);
+        match (end, &change.kind) {
+            (Some(end), ChangeKind::RangeRemoved { end: Some(bytes), .. }) => {
+                *end = sheaf_bytes::lent(bytes);
+            }
+            (Some(end), ChangeKind::Renamed { to }) => *end = sheaf_bytes::lent(to.as_bytes()),
+            _ => {}
         }
         feed.returned += 1;
         Ok(())
@@ -256,6 +261,7 @@ fn code_of(kind: &ChangeKind) -> sheaf_change_kind {
         ChangeKind::Loaded { .. } => SHEAF_CHANGE_KIND_LOADED,
         ChangeKind::Converted { .. } => SHEAF_CHANGE_KIND_CONVERTED,
         ChangeKind::Dropped => SHEAF_CHANGE_KIND_DROPPED,
+        ChangeKind::Renamed { .. } => SHEAF_CHANGE_KIND_RENAMED,
         _ => SHEAF_CHANGE_KIND_OTHER,
     }
 }

@@ -9,7 +9,7 @@ use sheaf::{Keyspace, KeyspaceSnapshot};
 use crate::boundary::code::sheaf_code;
 use crate::boundary::error::sheaf_error;
 use crate::boundary::json;
-use crate::boundary::memory::{handle_out, sheaf_value};
+use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
 use crate::boundary::{self, Outcome, call, given};
 
 /// A map from bytes to bytes: a keyspace of the database, or one of a snapshot.
@@ -69,6 +69,19 @@ pub extern "C" fn sheaf_keyspace_name(
         name.write(sheaf_value::handle(writable(keyspace)?.name()));
         Ok(())
     })
+}
+
+/// Gives the keyspace another name, durably. Returns `SHEAF_KEYSPACE_EXISTS` if there is a keyspace
+/// with this name. Not for keyspaces of snapshots (`SHEAF_READ_ONLY`).
+///
+/// Threads: any, also at the same time.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_keyspace_rename(
+    keyspace: Option<&sheaf_keyspace>,
+    name: sheaf_bytes<'_>,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || Ok(writable(keyspace)?.rename(name.text("name")?)?))
 }
 
 /// Returns the properties of the keyspace as a JSON object: `name`, `engine`, `options` (those that

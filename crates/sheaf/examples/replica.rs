@@ -96,6 +96,10 @@ impl Replica {
                 // These are the only changes of their commits. Applied twice they do no harm.
                 ChangeKind::Created { .. } => drop(self.keyspace(&change.keyspace)?),
                 ChangeKind::Cleared => drop(self.keyspace(&change.keyspace)?.clear()?),
+                ChangeKind::Renamed { to } => match self.db.rename_keyspace(&change.keyspace, to) {
+                    Err(Error::KeyspaceNotFound { .. }) => {} // it was renamed before
+                    renamed => renamed?,
+                },
                 ChangeKind::Dropped => drop(self.db.drop_keyspace(&change.keyspace)?),
                 ChangeKind::Converted { .. } => {} // the pairs are the same
                 // The feed does not have the pairs of a bulk load.

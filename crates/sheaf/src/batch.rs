@@ -597,7 +597,7 @@ impl Batch {
             let (op, value) = found?;
             if value != expectation.value {
                 let keys = ConflictKeys::Key(expectation.key.to_vec());
-                return Err(Error::conflict(state.name(), keys));
+                return Err(Error::conflict(&state.name(), keys));
             }
             ops.push(op);
         }

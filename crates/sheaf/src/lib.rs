@@ -74,7 +74,7 @@ pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};
 #[doc(hidden)]
 pub use ipc::{ExportedSnapshot, decode_and_reencode as fuzz_ipc_message};
 pub use iter::{Iter, KeyRange, Keys};
-pub use keyspace::{Keyspace, KeyspaceOptions};
+pub use keyspace::{Keyspace, KeyspaceOptions, RangeEstimate};
 pub use merge::{MergeOperator, MergeRefusal, decode_set, encode_set, merge_operators};
 pub use sheaf_engine::contract::{Capabilities, EngineStats};
 pub use sheaf_engine::workload::{Latency, LengthStats, Skewness, WorkloadStats};

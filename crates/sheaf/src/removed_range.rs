@@ -58,7 +58,7 @@ impl RemovedRange {
     /// Returns the error of a removal from `keyspace` that conflicts with other commits.
     pub(crate) fn conflict(&self, keyspace: &KeyspaceState) -> Error {
         let Bounds { low, high } = self.bounds();
-        Error::conflict(keyspace.name(), ConflictKeys::Range { low, high })
+        Error::conflict(&keyspace.name(), ConflictKeys::Range { low, high })
     }
 
     /// Returns the operation of an engine with range tombstones.

@@ -6,6 +6,7 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use sheaf_engine::contract::{Bounds, Projection};
+use sheaf_log::types::Seq;
 use sheaf_platform::sync::ShardedArc;
 use sheaf_store::{ReadPoint, View, ViewKeyspaces};
 
@@ -55,6 +56,11 @@ pub struct Snapshot {
 pub trait KeyspaceSelector {
     /// Returns the name of the keyspace.
     fn keyspace_name(&self) -> Cow<'_, str>;
+    /// Returns the name that the keyspace had after commit `seq`: a handle follows renames.
+    fn keyspace_name_at(&self, seq: u64) -> Cow<'_, str> {
+        let _ = seq;
+        self.keyspace_name()
+    }
 }
 
 impl<T: AsRef<str> + ?Sized> KeyspaceSelector for &T {
@@ -66,6 +72,10 @@ impl<T: AsRef<str> + ?Sized> KeyspaceSelector for &T {
 impl KeyspaceSelector for &Keyspace {
     fn keyspace_name(&self) -> Cow<'_, str> {
         self.name().into()
+    }
+
+    fn keyspace_name_at(&self, seq: u64) -> Cow<'_, str> {
+        self.name_at(Seq(seq)).into()
     }
 }
 
@@ -122,10 +132,11 @@ impl Snapshot {
     /// ```
     #[must_use]
     pub fn keyspaces(&self) -> Vec<String> {
-        self.shown.keyspaces().map(|state| state.name().to_owned()).collect()
+        self.shown.names().map(str::to_owned).collect()
     }
 
-    /// Returns the keyspace of the snapshot with this name, or with the name of this handle.
+    /// Returns the keyspace of the snapshot with this name, or the keyspace of this handle. Names
+    /// are those of the time of the snapshot.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -144,7 +155,7 @@ impl Snapshot {
     /// Returns [`Error::KeyspaceNotFound`] if the keyspace was created after the snapshot or
     /// dropped before it.
     pub fn keyspace(&self, keyspace: impl KeyspaceSelector) -> Result<KeyspaceSnapshot> {
-        let name = keyspace.keyspace_name();
+        let name = keyspace.keyspace_name_at(self.seq());
         let state = self.shown.keyspace(&name);
         let state = state.ok_or_else(|| Error::KeyspaceNotFound { name: name.to_string() })?;
         let (handle, view) = (Arc::clone(&self.handle), Some(Arc::clone(&self.view)));

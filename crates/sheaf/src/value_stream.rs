@@ -331,7 +331,7 @@ impl ValueWriter {
                     return Ok(CommitTicket::new(Arc::clone(store), seq, durability));
                 }
                 Ok(CommitOutcome::Conflict(_)) => {
-                    return Err(Error::conflict(state.name(), ConflictKeys::Key(key.to_vec())));
+                    return Err(Error::conflict(&state.name(), ConflictKeys::Key(key.to_vec())));
                 }
                 Err(Error::KeyspaceNotFound { .. }) => {} // replaced or dropped: `kept` decides
                 Err(other) => return Err(other),

@@ -401,7 +401,7 @@ impl Store {
         let steps = |keyspace: &Arc<KeyspaceState>, count: usize| {
             let mut outcome = PassOutcome::default();
             let Ok(engine) = keyspace.engine() else { return (outcome, false) };
-            let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = keyspace.name());
+            let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = &*keyspace.name());
             for _ in 0..count {
                 let was_settled = engine.is_flushed();
                 let more = match step(&**engine, &views, durable_seq) {

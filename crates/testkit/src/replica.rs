@@ -86,6 +86,10 @@ impl Replica {
                     let mut now = read_snapshot(&snapshot)?;
                     self.keyspaces.insert(name.clone(), now.remove(&name).unwrap_or_default());
                 }
+                ChangeKind::Renamed { to } => {
+                    let pairs = self.keyspaces.remove(&name).unwrap_or_default();
+                    self.keyspaces.insert(to.to_string(), pairs);
+                }
                 ChangeKind::Dropped => {
                     self.keyspaces.remove(&name);
                 }

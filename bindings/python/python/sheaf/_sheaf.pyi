@@ -118,10 +118,14 @@ class Change:
         "cleared",
         "loaded",
         "converted",
+        "renamed",
         "dropped",
         "other",
     ]:
         """Kind of the change."""
+    @property
+    def to(self) -> str | None:
+        """New name of a keyspace that was renamed."""
     @property
     def key(self) -> bytes | None:
         """Key of the change, or first key of a removed range; ``None`` for a change of a keyspace."""

@@ -16,6 +16,6 @@ mod serving;
 pub(crate) mod pages;
 
 pub(crate) use inspect::{advise, changes, engines, keyspaces, stats, top, verify};
-pub(crate) use maintain::{backup, compact, convert, drop, repair};
+pub(crate) use maintain::{backup, compact, convert, drop, rename, repair};
 pub(crate) use pairs::{del, dump, get, load, merge, path, put, scan, ttl};
 pub(crate) use serving::{call, serve};

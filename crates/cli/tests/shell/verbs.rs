@@ -129,6 +129,31 @@ fn keyspaces_are_separate_listed_and_dropped() {
 }
 
 #[test]
+fn a_renamed_keyspace_has_its_pairs_under_the_new_name() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["put", "db", "-k", "users", "k", "2"]).succeeds();
+    sandbox.run(&["put", "db", "other", "1"]).succeeds();
+    sandbox.run(&["rename", "db", "users", "default"]).exits(4).mentions("exists");
+    sandbox.run(&["rename", "db", "nobody", "members"]).exits(1);
+    sandbox.run(&["rename", "db", "users", "members"]).succeeds().prints("");
+    sandbox.run(&["get", "db", "-k", "members", "k"]).succeeds().prints("2");
+    sandbox.run(&["get", "db", "-k", "users", "k"]).exits(1);
+}
+
+#[test]
+fn an_estimate_prints_the_number_and_size_of_pairs() {
+    let sandbox = Sandbox::new();
+    for key in ["a1", "a2", "b1"] {
+        sandbox.run(&["put", "db", key, "value"]).succeeds();
+    }
+    sandbox.run(&["scan", "db", "--estimate"]).succeeds().prints("about 3 pairs of 21 bytes\n");
+    let found = sandbox.run(&["scan", "db", "--prefix", "a", "--estimate", "--json"]).succeeds().json();
+    assert_eq!(found, json!({ "pairs": 2, "bytes": 14 }));
+    sandbox.run(&["put", "flat", "--engine", "flat", "k", "v"]).succeeds();
+    sandbox.run(&["scan", "flat", "--from", "a", "--estimate"]).exits(4).mentions("estimates of ranges");
+}
+
+#[test]
 fn options_are_chosen_listed_and_changed() {
     let sandbox = Sandbox::new();
     let put = |option: &str| {

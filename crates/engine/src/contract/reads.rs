@@ -4,10 +4,11 @@ use std::ops::Bound;
 
 use sheaf_log::blob_reader::StoredValue;
 use sheaf_log::types::Seq;
-use sheaf_platform::error::Result;
+use sheaf_platform::error::{Error, Result};
 
 use super::{EngineInfo, HashedKey};
 use crate::keys::{borrow_bound, is_above, is_below};
+use crate::range_estimate::RangeSum;
 
 /// Part of a pair that a cursor fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,6 +200,18 @@ pub trait EngineReads: EngineInfo {
     ///
     /// Returns `Error::Unsupported` for bounds, if the engine is not ordered.
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>>;
+    /// Estimates number and size of the pairs in a range of the newest state. The cost must not
+    /// grow with the number of pairs. The result may be off by a quarter of the versions of keys
+    /// that the engine has in the range, if these are spread evenly.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Error::Unsupported` if the engine is not ordered, and `Error::Io` or
+    /// `Error::Corrupt` if the part of the index that it needs cannot be read.
+    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
+        let _ = bounds;
+        Err(Error::Unsupported { engine: self.name(), feature: "estimates of ranges" })
+    }
     /// Returns the number of live keys in the newest state.
     ///
     /// # Errors

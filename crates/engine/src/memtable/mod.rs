@@ -30,6 +30,7 @@
 
 pub mod arena;
 pub mod deferred_sort;
+mod estimate;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod memtables;

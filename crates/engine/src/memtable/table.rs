@@ -37,7 +37,9 @@ use super::arena::{ArenaBlock, ArenaOffset, MemtableArena, high, low};
 use super::deferred_sort::{PENDING_KEY_BYTES, PendingKeys};
 use super::prefix::KeyPrefix;
 use super::sorted_keys::{KeySource, SortedKeys};
+use crate::range_estimate::{KeySample, RangeSum};
 use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
 use sheaf_platform::memory::block_alloc::BlockSlice;
 use sheaf_platform::memory::{Memory, MemoryPart, prefetch};
 use sheaf_platform::parallel::processors;
@@ -544,6 +546,20 @@ impl<const LINK: usize> KeyTable<LINK> {
             note_deferred(8 * before);
         }
         replaced.is_some()
+    }
+
+    /// Estimates the pairs from `first` on and below `end`. `sample` reads a record.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `sample`.
+    pub fn estimate(
+        &self,
+        (first, end): (&[u8], Option<&[u8]>),
+        guard: &Guard,
+        sample: &dyn Fn(ArenaOffset) -> Result<KeySample>,
+    ) -> Result<RangeSum> {
+        self.order.estimate((&self.arena, self), (first, end), guard, sample)
     }
 
     /// Appends records to `out` in ascending order from `low`, until `out` has `limit` entries.

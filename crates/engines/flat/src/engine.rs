@@ -37,6 +37,7 @@ use sheaf_engine::contract::{
     Projection, ReplayRecord, StoreLogIndex,
 };
 use sheaf_engine::log_entries::{self, AddressSetHash, LiveAccounting, LoggedEntry};
+use sheaf_engine::range_estimate::{KeySample, RangeSum, content_bytes};
 use sheaf_engine::scan_length::ScanLength;
 use sheaf_engine::versions::{OldVersion, OldVersions};
 use sheaf_engine::views::Views;
@@ -368,6 +369,18 @@ impl<I: Index> EngineReads for FlatEngine<I> {
             return Err(Error::Unsupported { engine: I::NAME, feature: "ranges" });
         }
         Ok(Box::new(FlatCursor::new(self, at, bounds, projection)))
+    }
+
+    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
+        let guard = &epoch::pin();
+        let (first, end) = bounds.first_and_end();
+        let range = (!bounds.is_empty()).then_some((&first[..], end.as_deref()));
+        let estimate = self.index.estimate(range, guard, &|address| {
+            let frame = self.context.segments.frame(address, guard)?;
+            let record = self.record(address, &frame, guard)?;
+            Ok(KeySample::live(record.key.len() as u64 + content_bytes(&record.content)))
+        });
+        estimate.unwrap_or(Err(Error::Unsupported { engine: I::NAME, feature: "estimates of ranges" }))
     }
 
     fn len(&self) -> Result<u64> {

@@ -26,6 +26,7 @@ use sheaf_engine::context::EngineContext;
 pub(crate) use sheaf_engine::contract::HashedKey;
 use sheaf_engine::contract::{Bounds, ImageSink, ImageSource};
 use sheaf_engine::log_entries::AddressSetHash;
+use sheaf_engine::range_estimate::{KeySample, RangeSum};
 use sheaf_log::segment::{Address, DATA_START};
 use sheaf_platform::error::{Error, Expected, Result};
 use sheaf_platform::sync::epoch::{self, Guard};
@@ -48,6 +49,9 @@ pub(crate) trait Walk<I: Index>: Send {
         heads: &mut Vec<Address>,
     ) -> Option<PlaceRange<I::Place>>;
 }
+
+/// Reads a sampled entry of an index.
+pub(crate) type SampleEntry<'a> = &'a dyn Fn(Address) -> Result<KeySample>;
 
 /// Direction of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +98,17 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     /// Returns an iterator over the keys within `bounds`. If the index is not ordered, `bounds` is
     /// the range of all keys.
     fn walk(bounds: Bounds) -> Self::Walk;
+    /// Estimates the pairs from the first key of `range` on and below its end; `sample` reads an
+    /// entry. Returns `None` if the index cannot estimate.
+    fn estimate(
+        &self,
+        range: Option<(&[u8], Option<&[u8]>)>,
+        guard: &Guard,
+        sample: SampleEntry<'_>,
+    ) -> Option<Result<RangeSum>> {
+        let _ = (range, guard, sample);
+        None
+    }
     /// Calls `each` with every entry.
     fn for_each(&self, each: impl FnMut(Address));
     /// Removes all entries.

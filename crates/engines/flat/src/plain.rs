@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{Bounds, ImageSink};
+use sheaf_engine::range_estimate::RangeSum;
 use sheaf_log::segment::Address;
 use sheaf_platform::error::Result;
 use sheaf_platform::memory::MemoryPart;
@@ -16,7 +17,7 @@ use sheaf_platform::sync::RwLock;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::index::{HashedKey, Index, IndexImage, PlaceRange, ScanDirection, Walk};
+use crate::index::{HashedKey, Index, IndexImage, PlaceRange, SampleEntry, ScanDirection, Walk};
 use crate::ordered::image;
 
 /// Estimated bytes of an entry in addition to the key: vector, address, allocation, slack of the
@@ -96,6 +97,21 @@ impl Index for PlainIndex {
 
     fn walk(bounds: Bounds) -> PlainWalk {
         PlainWalk { is_done: bounds.is_empty(), remaining: bounds }
+    }
+
+    /// Reads all entries of the range: this index is for comparison only.
+    fn estimate(
+        &self,
+        range: Option<(&[u8], Option<&[u8]>)>,
+        _guard: &Guard,
+        sample: SampleEntry<'_>,
+    ) -> Option<Result<RangeSum>> {
+        let bounds = range.map(|(first, end)| Bounds::between(first, end)).filter(|range| !range.is_empty());
+        let mut sum = RangeSum::default();
+        let map = self.map.read();
+        let found = bounds.map(|bounds| map.range((bounds.low, bounds.high)));
+        let mut entries = found.into_iter().flatten();
+        Some(entries.try_for_each(|(_, at)| sample(*at).map(|s| sum.add_sample(s, 1.0))).map(|()| sum))
     }
 
     fn for_each(&self, each: impl FnMut(Address)) {

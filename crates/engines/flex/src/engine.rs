@@ -26,6 +26,7 @@ use sheaf_engine::contract::{
     Ingest, Preparation, Projection, ReplayRecord,
 };
 use sheaf_engine::idle::IdleDetector;
+use sheaf_engine::range_estimate::RangeSum;
 use sheaf_engine::views::{PinnedVersions, Views};
 use sheaf_flexspace::FlexSpace;
 use sheaf_log::blob_reader::StoredValue;
@@ -356,6 +357,10 @@ impl EngineReads for FlexEngine {
 
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
         Ok(Box::new(FlexCursor::new(self, at, bounds, projection)))
+    }
+
+    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
+        self.estimate(bounds)
     }
 
     fn len(&self) -> Result<u64> {

@@ -33,6 +33,7 @@ use sheaf_engine::log_entries::LiveAccounting;
 use sheaf_engine::memtable::arena::{high, low};
 use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::{MemtableLayer, Memtables};
+use sheaf_engine::range_estimate::RangeSum;
 use sheaf_engine::removed_range_cache::RemovedRangeCache;
 use sheaf_engine::scan_length::ScanLength;
 use sheaf_engine::versions::{OldVersion, OldVersions};
@@ -364,6 +365,10 @@ impl EngineReads for KreonEngine {
 
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
         Ok(Box::new(KreonCursor::new(self, at, bounds, projection)))
+    }
+
+    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
+        self.estimate(bounds)
     }
 
     fn len(&self) -> Result<u64> {

@@ -21,9 +21,11 @@ use sheaf_engine::memtable::arena::ArenaOffset;
 use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::sorted_keys::KeySource;
 use sheaf_engine::memtable::table::KeyTable;
+use sheaf_engine::range_estimate::{KeySample, RangeSum};
 use sheaf_engine::versions::OldVersion;
 use sheaf_log::segment::Address;
 use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
 use sheaf_platform::memory::Memory;
 use sheaf_platform::sync::epoch::Guard;
 
@@ -267,6 +269,16 @@ impl KreonMemtable {
     /// time may call this for one key.
     pub(crate) fn replace(&self, place: ArenaOffset, version: KreonVersion) {
         self.table.set(place, version.word.0, version.seq);
+    }
+
+    /// Estimates the pairs from `first` on and below `end`. `sample` reads a record.
+    pub(crate) fn estimate(
+        &self,
+        range: (&[u8], Option<&[u8]>),
+        guard: &Guard,
+        sample: &dyn Fn(ArenaOffset) -> Result<KeySample>,
+    ) -> Result<RangeSum> {
+        self.table.estimate(range, guard, sample)
     }
 
     /// Appends up to `limit` records from `low` upwards to `out`.

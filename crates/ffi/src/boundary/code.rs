@@ -172,4 +172,6 @@ pub enum sheaf_change_kind {
     SHEAF_CHANGE_KIND_CONVERTED = 8,
     /// The keyspace was dropped.
     SHEAF_CHANGE_KIND_DROPPED = 9,
+    /// The keyspace got another name, the end of the change.
+    SHEAF_CHANGE_KIND_RENAMED = 10,
 }

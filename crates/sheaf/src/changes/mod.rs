@@ -181,7 +181,8 @@ impl Changes {
         Ok(Changes { reader, filter: ChangeFilter::default(), is_failed: false, _handle: handle })
     }
 
-    /// Delivers only changes of this keyspace, and of those of further calls.
+    /// Delivers only changes of the keyspace with this name, and of those of further calls. A
+    /// rename is delivered if the old or the new name is selected; later changes have the new name.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -351,7 +352,11 @@ impl ChangeFilter {
     }
 
     fn is_wanted(&self, change: &Change) -> bool {
-        let is_keyspace = || self.keyspaces.iter().any(|name| **name == *change.keyspace);
+        let is_keyspace = || {
+            let selects = |keyspace: &str| self.keyspaces.iter().any(|name| name == keyspace);
+            let is_new = matches!(&change.kind, ChangeKind::Renamed { to } if selects(to));
+            is_new || selects(&change.keyspace)
+        };
         if !self.keyspaces.is_empty() && !is_keyspace() {
             return false;
         }

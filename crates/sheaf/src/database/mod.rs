@@ -204,6 +204,26 @@ impl Database {
         self.store.drop_keyspace(name)
     }
 
+    /// Gives the keyspace `name` the name `to`, durably, like
+    /// [`Keyspace::rename`](crate::Keyspace::rename). Works for a damaged keyspace too.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// db.rename_keyspace("users", "members")?;
+    /// assert_eq!(users.name(), "members");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::KeyspaceNotFound`](crate::Error::KeyspaceNotFound) if there is no keyspace
+    /// `name`, and the errors of [`Keyspace::rename`](crate::Keyspace::rename).
+    pub fn rename_keyspace(&self, name: &str, to: &str) -> Result<()> {
+        self.store.rename_keyspace_by_name(name, to)
+    }
+
     /// Returns an empty batch for any keyspaces of this database.
     ///
     /// ```

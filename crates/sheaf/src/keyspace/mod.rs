@@ -2,19 +2,23 @@
 //!
 //! The methods are grouped by role, each group in a file: `read`, `range`, `write`, `update`
 //! (compare and swap), `conditional` (insert if absent, take the first or last pair), `expiry`,
-//! `merge`, and `maintenance` (statistics and compaction). This file has the handle and the
-//! properties of the keyspace.
+//! `merge`, `estimate` (size of a range), `rename`, and `maintenance` (statistics and compaction).
+//! This file has the handle and the properties of the keyspace.
+//!
+//! A rename changes the name in the state, so all handles show the new one.
 //!
 //! A clear, a replacement or a conversion drops the state of a keyspace and creates a successor.
 //! The handle moves to the successor at the next call.
 
 mod conditional;
+mod estimate;
 mod expiry;
 mod maintenance;
 mod merge;
 mod options;
 mod range;
 mod read;
+mod rename;
 mod update;
 mod write;
 
@@ -23,9 +27,11 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use sheaf_log::options::EngineOptions;
+use sheaf_log::types::Seq;
 use sheaf_platform::sync::ShardedArc;
 use sheaf_store::KeyspaceState;
 
+pub use self::estimate::RangeEstimate;
 pub use self::options::KeyspaceOptions;
 pub(crate) use self::range::require_ordered;
 pub(crate) use self::read::{get_at, get_in_groups};
@@ -185,7 +191,8 @@ impl Keyspace {
         }
     }
 
-    /// Returns the name of the keyspace.
+    /// Returns the present name of the keyspace ([`Keyspace::rename`] changes it). After the
+    /// keyspace was dropped, returns its last name.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -196,7 +203,14 @@ impl Keyspace {
     /// ```
     #[must_use]
     pub fn name(&self) -> String {
-        self.inner.state.load().name().to_owned()
+        self.name_at(Seq::LATEST)
+    }
+
+    /// Returns the name after commit `seq`.
+    pub(crate) fn name_at(&self, seq: Seq) -> String {
+        // A state that was replaced has the names until then.
+        let last = |_| self.inner.state.load().name_at(seq);
+        self.state().map_or_else(last, |state| state.name_at(seq)).to_string()
     }
 
     /// Returns the name of the engine; for a dropped keyspace, its last engine.

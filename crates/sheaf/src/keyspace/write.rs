@@ -244,7 +244,7 @@ impl Keyspace {
             match policy.commit(self.store(), &mut writes) {
                 Ok(CommitOutcome::Committed(seq)) => return Ok((seq, writes[0].op.prior == Seq::ZERO)),
                 Ok(CommitOutcome::Conflict(_)) => {
-                    return Err(Error::conflict(state.name(), ConflictKeys::Key(key.to_vec())));
+                    return Err(Error::conflict(&state.name(), ConflictKeys::Key(key.to_vec())));
                 }
                 Err(Error::KeyspaceNotFound { .. }) => {} // cleared or dropped: `state` decides
                 Err(other) => return Err(other),

@@ -172,7 +172,7 @@ impl MergeRegistry {
         let reason = match state.options().merge_operator() {
             None => format!("keyspace {keyspace:?} has no merge operator; create it with one"),
             Some(name) => match self.get(name) {
-                Some(operator) => return Ok(NamedOperator { keyspace, name, operator }),
+                Some(operator) => return Ok(NamedOperator { keyspace: state, name, operator }),
                 None => format!(
                     "keyspace {keyspace:?} needs the merge operator {name:?}, which this process did not \
                      register"
@@ -186,7 +186,7 @@ impl MergeRegistry {
 /// Operator of a keyspace, with the names for errors.
 #[derive(Clone, Copy)]
 pub(crate) struct NamedOperator<'r> {
-    keyspace: &'r str,
+    keyspace: &'r KeyspaceState,
     name: &'r str,
     operator: &'r dyn MergeOperator,
 }
@@ -205,7 +205,8 @@ impl NamedOperator<'_> {
     pub(crate) fn refused(&self, refusal: &MergeRefusal) -> Error {
         let reason = format!(
             "the merge operator {:?} of keyspace {:?} refused it: {refusal}",
-            self.name, self.keyspace
+            self.name,
+            self.keyspace.name()
         );
         Error::InvalidArgument { argument: "operand", reason }
     }

@@ -452,7 +452,7 @@ impl TransactionState {
                 (range_origins[0], ConflictKeys::TooManyChanges)
             }
             Err(Error::KeyspaceNotFound { name }) => {
-                let index = states.iter().position(|state| state.name() == name);
+                let index = states.iter().position(|state| *state.name() == *name);
                 (index.unwrap_or(0), ConflictKeys::Keyspace)
             }
             Err(other) => return Err(other),

@@ -194,6 +194,12 @@ pub enum ChangeKind {
         /// New options that differ from the defaults.
         options: Vec<(String, u64)>,
     },
+    /// The keyspace got another name. [`Change::keyspace`] is the name before; later changes have
+    /// the new name. A filter by name delivers this change if it selects either name.
+    Renamed {
+        /// The new name.
+        to: Arc<str>,
+    },
     /// The keyspace was dropped.
     Dropped,
 }
@@ -211,6 +217,7 @@ impl ChangeKind {
             ChangeKind::Cleared => "cleared",
             ChangeKind::Loaded { .. } => "loaded",
             ChangeKind::Converted { .. } => "converted",
+            ChangeKind::Renamed { .. } => "renamed",
             ChangeKind::Dropped => "dropped",
         }
     }
@@ -383,7 +390,9 @@ impl ChangeReader {
         for frame in frames {
             let record = Record::decode(&frame.payload).map_err(damaged)?;
             if record.keyspace == KeyspaceId::CATALOG {
-                changes.extend(catalog_change(&record).map_err(damaged)?);
+                if let Some(change) = self.catalog_change(seq, &record).map_err(damaged)? {
+                    push_catalog_change(&mut changes, change);
+                }
                 continue;
             }
             let Some((keyspace, form)) = self.lifetimes.at(record.keyspace, seq) else { continue };
@@ -564,24 +573,41 @@ impl ExpiredKeys {
     }
 }
 
-/// Returns the change of a catalog record, or `None` if its keyspace is hidden.
-fn catalog_change(record: &Record<'_>) -> std::result::Result<Option<Change>, Damage> {
-    let (name, entry, cause) = decode_entry(record)?;
-    if is_hidden_name(&name) {
-        return Ok(None);
+/// Adds the change of a catalog record. A rename has a record of the removal of the old name before
+/// that of the new one.
+fn push_catalog_change(changes: &mut Vec<Change>, change: Change) {
+    if let ChangeKind::Renamed { .. } = change.kind {
+        let is_removal =
+            |other: &Change| matches!(other.kind, ChangeKind::Dropped) && other.keyspace == change.keyspace;
+        changes.retain(|other| !is_removal(other));
     }
-    let kind = match entry {
-        None => ChangeKind::Dropped,
-        Some(entry) => {
-            let engine = entry.engine;
-            let options = entry.options.iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            match cause {
-                None | Some(CatalogCause::Created) => ChangeKind::Created { engine, options },
-                Some(CatalogCause::Cleared) => ChangeKind::Cleared,
-                Some(CatalogCause::Loaded) => ChangeKind::Loaded { engine, options },
-                Some(CatalogCause::Converted) => ChangeKind::Converted { engine, options },
-            }
+    changes.push(change);
+}
+
+impl ChangeReader {
+    /// Returns the change of a catalog record of commit `seq`, or `None` if its keyspace is hidden.
+    fn catalog_change(&self, seq: Seq, record: &Record<'_>) -> std::result::Result<Option<Change>, Damage> {
+        let (name, entry, cause) = decode_entry(record)?;
+        if is_hidden_name(&name) {
+            return Ok(None);
         }
-    };
-    Ok(Some(Change { keyspace: name.into(), kind }))
+        let kind = match entry {
+            None => ChangeKind::Dropped,
+            Some(entry) => {
+                if let Some(from) = self.lifetimes.renamed_from(entry.id, seq) {
+                    let kind = ChangeKind::Renamed { to: name.into() };
+                    return Ok(Some(Change { keyspace: Arc::clone(from), kind }));
+                }
+                let engine = entry.engine;
+                let options = entry.options.iter().map(|(name, value)| (name.to_owned(), value)).collect();
+                match cause {
+                    None | Some(CatalogCause::Created) => ChangeKind::Created { engine, options },
+                    Some(CatalogCause::Cleared) => ChangeKind::Cleared,
+                    Some(CatalogCause::Loaded) => ChangeKind::Loaded { engine, options },
+                    Some(CatalogCause::Converted) => ChangeKind::Converted { engine, options },
+                }
+            }
+        };
+        Ok(Some(Change { keyspace: name.into(), kind }))
+    }
 }

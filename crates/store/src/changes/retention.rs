@@ -155,9 +155,15 @@ impl Store {
     pub(crate) fn note_keyspace_created(&self, keyspace: &KeyspaceState, seq: Seq) {
         self.changes.with(|state| {
             let lifetimes = Arc::make_mut(&mut state.lifetimes);
-            lifetimes.end(keyspace.name(), seq);
-            lifetimes.add(keyspace.id(), keyspace.name(), value_form(keyspace.options()), seq);
+            lifetimes.end(&keyspace.name(), seq);
+            lifetimes.add(keyspace.id(), &keyspace.name(), value_form(keyspace.options()), seq);
         });
+    }
+
+    /// Records that a keyspace, which had the name `from`, got its present name at commit `seq`.
+    pub(crate) fn note_keyspace_renamed(&self, keyspace: &KeyspaceState, from: &str, seq: Seq) {
+        self.note_keyspace_dropped(from, seq);
+        self.note_keyspace_created(keyspace, seq);
     }
 
     /// Records that a keyspace was dropped at commit `seq`.
@@ -182,7 +188,7 @@ impl Store {
         let lifetimes = || {
             let mut lifetimes = Lifetimes::default();
             let mut add =
-                |k: &KeyspaceState| lifetimes.add(k.id(), k.name(), value_form(k.options()), Seq::ZERO);
+                |k: &KeyspaceState| lifetimes.add(k.id(), &k.name(), value_form(k.options()), Seq::ZERO);
             self.catalog.map().values().for_each(|keyspace| add(keyspace));
             Arc::new(lifetimes)
         };

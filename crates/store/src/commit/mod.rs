@@ -511,7 +511,7 @@ impl Store {
             };
             self.check_writable()?;
             if let Some(gone) = writes.iter().find(|w| w.keyspace.is_dropped()) {
-                return Err(Error::KeyspaceNotFound { name: gone.keyspace.name().to_owned() });
+                return Err(Error::KeyspaceNotFound { name: gone.keyspace.name().to_string() });
             }
             if writes.iter().any(|w| w.keyspace.change_tracker.is_blocked()) {
                 return Ok(CommitAttempt::Blocked);

@@ -220,7 +220,7 @@ impl Store {
         if waits.recorded.is_empty() {
             return;
         }
-        let name = only_keyspace(writes).map(|keyspace| keyspace.name().to_owned());
+        let name = only_keyspace(writes).map(|keyspace| keyspace.name().to_string());
         for (kind, duration) in waits.recorded {
             self.report_stall(&Stall { kind, keyspace: name.clone(), duration });
         }

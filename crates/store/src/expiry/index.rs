@@ -118,7 +118,7 @@ impl Store {
         for keyspace in map.values() {
             let Some(expiry) = keyspace.expiry() else { continue };
             self.expiry.mark_used();
-            let index = map.get(&index_name(keyspace.name())).filter(|index| index.engine().is_ok());
+            let index = map.get(&index_name(&keyspace.name())).filter(|index| index.engine().is_ok());
             match index {
                 Some(index) => expiry.set_index(Arc::clone(index)),
                 None if self.options.read_only || keyspace.engine().is_err() => continue,
@@ -146,9 +146,9 @@ impl Store {
         sheaf_platform::event!(
             WARN,
             "the index of expiry times is written again",
-            keyspace = keyspace.name()
+            keyspace = &*keyspace.name()
         );
-        let mut writer = self.begin_index(keyspace.name(), keyspace.engine_name())?;
+        let mut writer = self.begin_index(&keyspace.name(), keyspace.engine_name())?;
         let view = self.view()?;
         let engine = stored_form(&**keyspace.engine()?);
         let mut cursor = engine.cursor(view.seq(), Bounds::all(), Projection::Pairs)?;
@@ -163,7 +163,7 @@ impl Store {
         }
         drop(cursor);
         let _changing = self.catalog.lock_changes();
-        let damaged = self.catalog.map().get(&index_name(keyspace.name())).cloned();
+        let damaged = self.catalog.map().get(&index_name(&keyspace.name())).cloned();
         expiry.set_index(writer.publish(damaged.as_deref(), &IndexPlan::Keep, CatalogCause::Loaded)?);
         Ok(())
     }

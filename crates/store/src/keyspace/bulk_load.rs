@@ -216,7 +216,7 @@ impl BulkLoad {
         self.report.is_direct = self.writer.is_direct();
         let store = Arc::clone(self.writer.store());
         let _changing = store.catalog.lock_changes();
-        let before = store.find_keyspace(self.writer.keyspace().name())?;
+        let before = store.find_keyspace(&self.writer.keyspace().name())?;
         let _held: Option<CommitBlock<'_>> = before.as_deref().map(|before| store.block_commits(before));
         if !self.is_replacing {
             // With all options: if the keyspace was created with options since, they must not be

@@ -107,11 +107,11 @@ pub(crate) fn encode_entry(
     w.0
 }
 
-fn entry_of(keyspace: &KeyspaceState, cause: Option<CatalogCause>) -> Vec<u8> {
+pub(crate) fn entry_of(keyspace: &KeyspaceState, cause: Option<CatalogCause>) -> Vec<u8> {
     encode_entry(keyspace.id(), keyspace.engine_name(), keyspace.options(), cause)
 }
 
-fn catalog_record<'a>(name: &'a str, content: RecordContent<'a>) -> Record<'a> {
+pub(crate) fn catalog_record<'a>(name: &'a str, content: RecordContent<'a>) -> Record<'a> {
     Record { keyspace: KeyspaceId::CATALOG, key: name.as_bytes(), content }
 }
 
@@ -192,7 +192,7 @@ impl Catalog {
 
     /// Gives a keyspace its name at commit `seq`. No commit may run concurrently.
     pub(crate) fn publish(&self, keyspace: &Arc<KeyspaceState>, seq: Seq) {
-        self.set(keyspace.name(), Some(Arc::clone(keyspace)), seq);
+        self.set(&keyspace.name(), Some(Arc::clone(keyspace)), seq);
         self.unpublished.lock().retain(|other| !Arc::ptr_eq(other, keyspace));
     }
 
@@ -231,7 +231,7 @@ impl Catalog {
             .filter(|keyspace| keyspace.is_visible_at(floor))
             .map(|keyspace| CatalogEntry {
                 id: keyspace.id(),
-                name: keyspace.name().to_owned(),
+                name: keyspace.name_at(floor).to_string(), // (I1 of the names)
                 engine: keyspace.engine_name().to_owned(),
                 options: keyspace.options().clone(),
             })
@@ -258,6 +258,18 @@ impl Catalog {
         }
     }
 
+    /// Gives the keyspace `from` the name `to` at commit `seq`, and returns it. ROOT and views need
+    /// no name before commit `needed`. No commit may run concurrently.
+    pub(crate) fn rename(&self, from: &str, to: &str, seq: Seq, needed: Seq) -> Option<Arc<KeyspaceState>> {
+        let mut live = self.live.write();
+        live.changed_seq = seq;
+        let map = Arc::make_mut(&mut live.map);
+        let keyspace = map.remove(from)?;
+        keyspace.names().add(to, seq, needed);
+        map.insert(to.to_owned(), Arc::clone(&keyspace));
+        Some(keyspace)
+    }
+
     /// Takes the dropped keyspaces that no view shows and the drop of which is durable.
     pub(crate) fn take_reclaimable(&self, durable: Seq, oldest_view: Option<Seq>) -> Vec<Arc<KeyspaceState>> {
         let mut dead = Vec::new();
@@ -281,7 +293,7 @@ pub(crate) fn check_operator(keyspace: &KeyspaceState, requested: Option<&str>) 
     }
     let engine = keyspace.engine_name();
     let with = |operator: Option<&str>| format!("{engine} merge:{}", operator.unwrap_or("none"));
-    let (name, found, requested) = (keyspace.name().to_owned(), with(found), with(requested));
+    let (name, found, requested) = (keyspace.name().to_string(), with(found), with(requested));
     Err(Error::EngineMismatch { name, found, requested })
 }
 
@@ -378,7 +390,7 @@ impl Store {
 
     /// Checks that `keyspace` has the engine and the options of `choice`.
     pub(crate) fn check_choice(&self, keyspace: &KeyspaceState, choice: EngineChoice<'_>) -> Result<()> {
-        let (name, engine) = (keyspace.name().to_owned(), keyspace.engine_name());
+        let (name, engine) = (keyspace.name().to_string(), keyspace.engine_name());
         if let Some(asked) = choice.engine.filter(|asked| *asked != engine) {
             return Err(Error::EngineMismatch {
                 name,
@@ -501,7 +513,8 @@ impl Store {
         }
         let cause = self.changes.is_on().then_some(cause);
         let entry = entry_of(new, cause);
-        let hidden = index_name(new.name());
+        let name = new.name();
+        let hidden = index_name(&name);
         let is_dropped = self.plan_index(new, before, plan, &hidden);
         let index = match plan {
             IndexPlan::New(index) => Some((index, entry_of(index, cause))),
@@ -512,7 +525,7 @@ impl Store {
             None => is_dropped.then(|| catalog_record(&hidden, RecordContent::Remove)),
         };
         let records: SmallVec<[Record<'_>; 2]> =
-            [catalog_record(new.name(), RecordContent::Put(&entry))].into_iter().chain(of_index).collect();
+            [catalog_record(&name, RecordContent::Put(&entry))].into_iter().chain(of_index).collect();
         let seq = self.commit_catalog(&records, |seq| {
             self.catalog.publish(new, seq);
             self.note_keyspace_created(new, seq);
@@ -541,7 +554,7 @@ impl Store {
         hidden: &str,
     ) -> bool {
         let has_index = || self.catalog.map().contains_key(hidden);
-        let Some(expiry) = new.expiry() else { return !is_hidden_name(new.name()) && has_index() };
+        let Some(expiry) = new.expiry() else { return !is_hidden_name(&new.name()) && has_index() };
         let kept = before.and_then(|before| before.expiry()?.index());
         match (plan, kept) {
             (IndexPlan::New(index), _) => expiry.set_index(Arc::clone(index)),
@@ -572,8 +585,11 @@ impl Store {
         self.check_open()?;
         // A keyspace that was dropped and created again is another one: old handles stay invalid.
         let cleared = |new: &Arc<KeyspaceState>| new.is_successor_of(keyspace.id());
-        let found = self.catalog.map().get(keyspace.name()).cloned().filter(cleared);
-        found.ok_or_else(|| Error::KeyspaceNotFound { name: keyspace.name().to_owned() })
+        let map = self.catalog.map();
+        // The replacement may have got another name since.
+        let found = map.get(&*keyspace.name()).filter(|new| cleared(new));
+        let found = found.or_else(|| map.values().find(|new| cleared(new))).cloned();
+        found.ok_or_else(|| Error::KeyspaceNotFound { name: keyspace.name().to_string() })
     }
 
     /// Replaces `keyspace` by an empty one of the same name, engine and options.
@@ -587,9 +603,9 @@ impl Store {
         self.check_writable()?;
         let _changing = self.catalog.lock_changes();
         if keyspace.is_dropped() {
-            return Err(Error::KeyspaceNotFound { name: keyspace.name().to_owned() });
+            return Err(Error::KeyspaceNotFound { name: keyspace.name().to_string() });
         }
-        self.commit_new_keyspace(keyspace.name(), keyspace.engine_name(), keyspace.options(), Some(keyspace))
+        self.commit_new_keyspace(&keyspace.name(), keyspace.engine_name(), keyspace.options(), Some(keyspace))
     }
 
     /// Drops the keyspace `name`. Returns false if there is none.
@@ -624,7 +640,7 @@ impl Store {
     #[must_use]
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
         let describe = |keyspace: &Arc<KeyspaceState>| KeyspaceInfo {
-            name: keyspace.name().to_owned(),
+            name: keyspace.name().to_string(),
             id: keyspace.id(),
             engine: keyspace.engine_name(),
             options: keyspace.options().clone(),
@@ -633,7 +649,7 @@ impl Store {
         self.catalog
             .map()
             .values()
-            .filter(|keyspace| !is_hidden_name(keyspace.name()))
+            .filter(|keyspace| !is_hidden_name(&keyspace.name()))
             .map(describe)
             .collect()
     }

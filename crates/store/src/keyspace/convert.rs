@@ -173,7 +173,7 @@ impl Store {
         {
             return Ok(None);
         }
-        sheaf_platform::event!(INFO, "a conversion begins", keyspace = source.name(), engine = engine);
+        sheaf_platform::event!(INFO, "a conversion begins", keyspace = &*source.name(), engine = engine);
         self.check_writable()?;
         let pairs = source.engine()?.len()?;
         self.check_disk_space(source)?;
@@ -185,7 +185,7 @@ impl Store {
             return Err(Error::InvalidArgument { argument: "conversion", reason: why });
         }
         let tracking = ChangeTracking { store: Arc::clone(self), source: Arc::clone(source), memory: 0 };
-        let writer = IngestWriter::new(self.begin_unpublished(source.name(), engine, &options)?, true)?;
+        let writer = IngestWriter::new(self.begin_unpublished(&source.name(), engine, &options)?, true)?;
         let from = CopySource { keyspace: source, at: view.seq() };
         let is_ordered = source.engine()?.capabilities().ordered;
         let state = match is_ordered || !writer.needs_key_order() {
@@ -224,7 +224,7 @@ impl Conversion {
     fn advance(&mut self) -> Result<bool> {
         self.tracking.store.check_writable()?;
         if self.tracking.source.is_dropped() {
-            return Err(Error::KeyspaceNotFound { name: self.tracking.source.name().to_owned() });
+            return Err(Error::KeyspaceNotFound { name: self.tracking.source.name().to_string() });
         }
         self.tracking.account_memory(if let ConversionState::Sorting(gather) = &self.state {
             gather.memory()
@@ -284,7 +284,7 @@ impl Conversion {
         let Some(given_up) = self.writer.take() else { return Ok(()) };
         let target = Arc::clone(given_up.keyspace());
         drop(given_up);
-        let making = store.begin_unpublished(target.name(), target.engine_name(), target.options())?;
+        let making = store.begin_unpublished(&target.name(), target.engine_name(), target.options())?;
         self.writer = Some(IngestWriter::new(making, false)?);
         Ok(())
     }
@@ -339,7 +339,7 @@ impl Conversion {
         let (store, source) = (Arc::clone(&self.tracking.store), Arc::clone(&self.tracking.source));
         let _changing = store.catalog.lock_changes();
         if source.is_dropped() {
-            return Err(Error::KeyspaceNotFound { name: source.name().to_owned() });
+            return Err(Error::KeyspaceNotFound { name: source.name().to_string() });
         }
         let _held = store.block_commits(&source); // I2
         let (view, touched) = store.view_with(|| source.change_tracker.take())?;

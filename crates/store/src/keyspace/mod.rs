@@ -6,5 +6,7 @@ pub(crate) mod change_tracker;
 pub(crate) mod convert;
 pub(crate) mod copy;
 pub(crate) mod ingest;
+pub(crate) mod names;
+mod rename;
 pub(crate) mod state;
 pub(crate) mod unpublished;

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::expiry::KeyspaceExpiry;
 use crate::expiry::keyspace_options_of;
 use crate::keyspace::change_tracker::ChangeTracker;
+use crate::keyspace::names::KeyspaceNames;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::Engine;
 use sheaf_engine::workload::WorkloadRecorder;
@@ -76,7 +77,7 @@ impl<'a> EngineChoice<'a> {
 /// State of a keyspace: name, id, engine, options and lifetime.
 pub struct KeyspaceState {
     id: KeyspaceId,
-    name: String,
+    names: KeyspaceNames,
     engine_name: &'static str,
     options: EngineOptions,
     engine: std::result::Result<Arc<dyn Engine>, FileDamage>,
@@ -113,7 +114,7 @@ impl KeyspaceState {
         KeyspaceState {
             expiry: KeyspaceExpiry::new(id, &options, context),
             id,
-            name: name.to_owned(),
+            names: KeyspaceNames::new(name),
             engine_name: engine.name(),
             options,
             log: engine.log(),
@@ -133,7 +134,7 @@ impl KeyspaceState {
     pub(crate) fn with_damage(&self, broken: FileDamage) -> KeyspaceState {
         KeyspaceState {
             id: self.id,
-            name: self.name.clone(),
+            names: self.names.clone(),
             engine_name: self.engine_name,
             options: self.options.clone(),
             engine: Err(broken),
@@ -152,6 +153,7 @@ impl KeyspaceState {
 
     /// Makes this keyspace the replacement of `before`. Called before it is published.
     pub(crate) fn set_predecessor(&self, before: &KeyspaceState) {
+        self.names.copy_from(&before.names);
         let all = before.predecessors.get().into_iter().flatten().copied();
         let _ = self.predecessors.set(all.chain([before.id]).collect());
         let is_same = self.engine_name == before.engine_name;
@@ -184,10 +186,20 @@ impl KeyspaceState {
         self.id
     }
 
-    /// Returns the name.
+    /// Returns the present name.
     #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn name(&self) -> Arc<str> {
+        self.names.newest()
+    }
+
+    /// Returns the name after commit `seq`.
+    #[must_use]
+    pub fn name_at(&self, seq: Seq) -> Arc<str> {
+        self.names.at(seq)
+    }
+
+    pub(crate) fn names(&self) -> &KeyspaceNames {
+        &self.names
     }
 
     /// Returns the name of the engine.
@@ -275,6 +287,6 @@ impl KeyspaceState {
 
 impl std::fmt::Debug for KeyspaceState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} ({}, {})", self.name, self.id, self.engine_name)
+        write!(f, "{} ({}, {})", self.name(), self.id, self.engine_name)
     }
 }

@@ -118,7 +118,7 @@ impl Store {
         let keyspaces = self.catalog.all();
         let caches = keyspaces.iter().filter_map(|keyspace| {
             let cache = keyspace.engine().ok()?.cache()?.cache_share();
-            Some(stats(Some(keyspace.name().to_owned()), cache))
+            Some(stats(Some(keyspace.name().to_string()), cache))
         });
         std::iter::once(values).chain(caches).collect()
     }

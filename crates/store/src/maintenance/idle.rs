@@ -187,7 +187,7 @@ impl Store {
         let mut goes_on = || -> Result<()> {
             self.check_writable()?;
             if keyspace.is_dropped() {
-                return Err(Error::KeyspaceNotFound { name: keyspace.name().to_owned() });
+                return Err(Error::KeyspaceNotFound { name: keyspace.name().to_string() });
             }
             if watcher(&done).is_break() { Err(Error::Cancelled) } else { Ok(()) }
         };

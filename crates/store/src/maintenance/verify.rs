@@ -76,7 +76,7 @@ impl Store {
                     false => &**engine,
                 };
                 let mut cursor = walked.cursor(view.seq(), Bounds::all(), Projection::Pairs)?;
-                let is_hidden = is_hidden_name(keyspace.name());
+                let is_hidden = is_hidden_name(&keyspace.name());
                 while cursor.next()? {
                     if let Some(expiry) = keyspace.expiry() {
                         expiry.check_value(cursor.value())?;

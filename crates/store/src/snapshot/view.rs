@@ -144,9 +144,9 @@ impl<S: Deref<Target = Store>> Drop for View<S> {
 }
 
 impl ViewKeyspaces {
-    /// Returns the keyspaces in the order of their names, without the hidden ones.
-    pub fn keyspaces(&self) -> impl Iterator<Item = &Arc<KeyspaceState>> {
-        self.0.values().filter(|keyspace| !is_hidden_name(keyspace.name()))
+    /// Returns the names that the view shows, in order, without the hidden ones.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str).filter(|name| !is_hidden_name(name))
     }
 
     /// Returns all keyspaces, the hidden ones included.

@@ -109,7 +109,7 @@ impl Store {
         loop {
             self.check_writable()?;
             if keyspace.is_dropped() {
-                return Err(Error::KeyspaceNotFound { name: keyspace.name().to_owned() });
+                return Err(Error::KeyspaceNotFound { name: keyspace.name().to_string() });
             }
             if self.disk_state.is_full() {
                 return Err(Error::NoSpace { path: self.dir.clone() });

@@ -23,6 +23,7 @@ pub mod changes;
 pub mod closing;
 pub mod compression;
 pub mod concurrency;
+pub mod estimates;
 pub mod expiry;
 pub mod full_disk;
 pub mod idle;
@@ -34,6 +35,7 @@ pub mod persistence;
 pub mod points;
 pub mod range_removal;
 pub mod ranges;
+pub mod renames;
 pub mod serializability;
 pub mod sizes;
 pub mod snapshots;
@@ -138,6 +140,11 @@ macro_rules! conformance {
                 clear_removes_everything
                 an_iterator_shows_the_snapshot_of_its_creation
                 a_compaction_changes_the_order_of_the_log_and_nothing_else
+            }
+            $crate::promises! { $subject, EVERYWHERE, estimates:
+                estimates_of_small_ranges_are_counts
+                an_estimate_is_near_the_pairs_in_the_range
+                an_estimate_does_not_count_superseded_or_removed_pairs
             }
             $crate::promises! { $subject, EVERYWHERE, range_removal:
                 remove_range_removes_exactly_the_range
@@ -264,6 +271,19 @@ macro_rules! conformance {
                 a_clear_is_seen_through_every_handle_and_after_reopening
                 a_lookup_does_not_create_a_keyspace
                 many_keyspaces_live_side_by_side
+            }
+            $crate::promises! { $subject, EVERYWHERE, renames:
+                a_renamed_keyspace_keeps_its_pairs_handles_and_options
+                a_rename_refuses_names_that_are_taken_or_not_valid
+                a_snapshot_shows_the_names_of_its_time
+                names_that_are_exchanged_survive_kills
+                a_conversion_and_a_load_follow_their_names
+                a_rename_survives_a_power_cut
+                the_feed_delivers_a_rename_as_one_change
+                a_backup_has_the_names_of_its_time
+            }
+            $crate::promises! { $subject, STEPPED, renames:
+                a_renamed_keyspace_keeps_its_times_of_expiry
             }
             $crate::promises! { $subject, EVERYWHERE, opening:
                 a_missing_database_is_not_created_unless_asked

@@ -27,7 +27,7 @@ fn filled(fixture: &Fixture, count: usize) -> (Database, Keyspace, BTreeMap<Stri
 }
 
 /// Runs background work until a checkpoint has ended or nothing is due.
-fn flush(fixture: &Fixture, db: &Database) {
+pub(super) fn flush(fixture: &Fixture, db: &Database) {
     db.quiesce().unwrap();
     let before = db.stats().checkpoints;
     let mut turns = 0;

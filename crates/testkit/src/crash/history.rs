@@ -24,6 +24,8 @@ pub enum HistoryChange {
     Drop(usize),
     /// Removes all keys of a keyspace.
     Clear(usize),
+    /// Gives the first keyspace the name of the second one, which does not exist.
+    Rename(usize, usize),
     /// Sets the value of a key.
     Put(usize, Vec<u8>, Vec<u8>),
     /// Removes a key.
@@ -43,6 +45,11 @@ pub struct ExpectedState {
 impl ExpectedState {
     /// Applies one change. Returns the difference to add to the fingerprint.
     pub fn apply(&mut self, change: &HistoryChange) -> u64 {
+        if let HistoryChange::Rename(from, to) = change {
+            let before = self.keyspace_fingerprint(*from).wrapping_add(self.keyspace_fingerprint(*to));
+            self.keyspaces[*to] = self.keyspaces[*from].take();
+            return self.keyspace_fingerprint(*to).wrapping_sub(before);
+        }
         let (HistoryChange::Create(space) | HistoryChange::Drop(space) | HistoryChange::Clear(space)) =
             change
         else {

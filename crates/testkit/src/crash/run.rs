@@ -125,6 +125,16 @@ impl WorkloadRun {
                     self.history.lock().acknowledge(true);
                 }
             }
+            CrashStep::Rename(from, to) => {
+                let (from, to) = (usize::from(*from), usize::from(*to));
+                let exists = [from, to].map(|space| self.history.lock().newest().keyspaces[space].is_some());
+                if exists == [true, false] {
+                    self.history.lock().begin_commit(vec![HistoryChange::Rename(from, to)]);
+                    db.rename_keyspace(KEYSPACE_NAMES[from], KEYSPACE_NAMES[to])?;
+                    self.keyspaces[to] = self.keyspaces[from].take();
+                    self.history.lock().acknowledge(true);
+                }
+            }
             CrashStep::Compact(space) => drop(self.keyspace(*space)?.compact()?),
             CrashStep::Load(space, count) => self.bulk_load(db, number, usize::from(*space), *count)?,
             CrashStep::Convert(space, to) => self.convert(db, number, *space, *to)?,

@@ -78,6 +78,8 @@ pub enum CrashStep {
     Clear(u8),
     /// Drops a keyspace; the next use creates it again.
     Drop(u8),
+    /// Gives the first keyspace the name of the second one, if that does not exist.
+    Rename(u8, u8),
     /// Compacts a keyspace, if its engine supports that.
     Compact(u8),
     /// Replaces a keyspace by a bulk load with a key count.
@@ -113,6 +115,7 @@ impl fmt::Display for CrashStep {
             CrashStep::Background => write!(f, "work"),
             CrashStep::Clear(space) => write!(f, "clear{space}"),
             CrashStep::Drop(space) => write!(f, "drop{space}"),
+            CrashStep::Rename(from, to) => write!(f, "rename{from}:{to}"),
             CrashStep::Compact(space) => write!(f, "compact{space}"),
             CrashStep::Load(space, count) => write!(f, "load{space}:{count}"),
             CrashStep::Convert(space, to) => {
@@ -148,6 +151,9 @@ fn parse_step(word: &str) -> Option<CrashStep> {
                 CrashStep::Clear(space.parse().ok()?)
             } else if let Some(space) = word.strip_prefix("drop") {
                 CrashStep::Drop(space.parse().ok()?)
+            } else if let Some(rest) = word.strip_prefix("rename") {
+                let (from, to) = rest.split_once(':')?;
+                CrashStep::Rename(from.parse().ok()?, to.parse().ok()?)
             } else if let Some(space) = word.strip_prefix("compact") {
                 CrashStep::Compact(space.parse().ok()?)
             } else if let Some(rest) = word.strip_prefix("load") {
@@ -258,6 +264,10 @@ fn step(random: &mut TestRandom, shape: &WorkloadShape) -> CrashStep {
         n if n < background + 10 => CrashStep::DropHandles,
         n if n < background + 13 && shape.has_drops => CrashStep::Drop(random.below(shape.spaces) as u8),
         n if n < background + 15 && shape.has_drops => CrashStep::Clear(random.below(shape.spaces) as u8),
+        n if n < background + 18 && shape.has_drops => {
+            let from = random.below(shape.spaces);
+            CrashStep::Rename(from as u8, ((from + 1) % shape.spaces) as u8)
+        }
         n if n < background + 20 && shape.has_compactions => {
             CrashStep::Compact(random.below(shape.spaces) as u8)
         }

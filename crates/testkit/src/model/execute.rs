@@ -16,7 +16,9 @@ use super::steps::{ConcurrentChange, EXPIRING, KEYS, ModelStep, RangeSpec, SPACE
 use crate::fixture::{Fixture, TestSetting, TestSubject};
 use crate::replica::Replica;
 
-pub(super) const NAMES: [&str; SPACES as usize] = ["a", "b", "c"];
+const NAMES: [&str; SPACES as usize] = ["a", "b", "c"];
+/// Their names while they are renamed.
+const OTHER_NAMES: [&str; SPACES as usize] = ["second a", "second b", "second c"];
 /// Maximum number of open snapshots, and of open iterators.
 const MAX_OPEN: usize = 6;
 /// A full comparison gets every n-th key, and the next comparison the following ones. Iterators
@@ -56,6 +58,8 @@ pub(super) struct ModelRunner<'a> {
     pub(super) fixture: &'a Fixture,
     db: Option<Database>,
     spaces: Vec<Keyspace>,
+    /// Whether each keyspace has its other name.
+    is_renamed: [bool; SPACES as usize],
     pub(super) maps: [ModelMap; SPACES as usize],
     snapshots: Vec<(Snapshot, [ModelMap; SPACES as usize])>,
     iters: Vec<OpenIter>,
@@ -179,6 +183,7 @@ impl<'a> ModelRunner<'a> {
             fixture,
             db: None,
             spaces: Vec::new(),
+            is_renamed: [false; SPACES as usize],
             maps: Default::default(),
             snapshots: Vec::new(),
             iters: Vec::new(),
@@ -212,7 +217,7 @@ impl<'a> ModelRunner<'a> {
             _ => subject.options(),
         };
         let options = options.merge_operator(OPERATORS[usize::from(space)]);
-        db.keyspace(NAMES[usize::from(space)], options).expect("the keyspace opens")
+        db.keyspace(self.name(space), options).expect("the keyspace opens")
     }
 
     pub(super) fn db(&self) -> &Database {
@@ -304,6 +309,7 @@ impl<'a> ModelRunner<'a> {
                 Ok(())
             }
             ModelStep::Recreate(space) => self.recreate(*space),
+            ModelStep::Rename(space) => self.rename(*space),
             ModelStep::Persist => expect_ok("persist", self.db().persist()),
             ModelStep::Compact(space) => expect_ok("compact", self.space(*space).compact()).map(drop),
             ModelStep::Background => expect_ok("pump", self.db().pump()).map(drop),
@@ -533,7 +539,7 @@ impl<'a> ModelRunner<'a> {
             return Ok(());
         };
         let key = key_of(key);
-        let ks = expect_ok("keyspace of a snapshot", snapshot.keyspace(NAMES[usize::from(space)]))?;
+        let ks = expect_ok("keyspace of a snapshot", snapshot.keyspace(&self.spaces[usize::from(space)]))?;
         let got = to_owned_value(expect_ok("get of a snapshot", ks.get(&key))?);
         let expected = maps[usize::from(space)].get(&key).cloned();
         same(format_args!("the value at {}", snapshot.seq()), &got, &expected)?;
@@ -547,7 +553,7 @@ impl<'a> ModelRunner<'a> {
             return Ok(());
         };
         let expected = pairs_in_range(&maps[usize::from(space)], ends);
-        let ks = expect_ok("keyspace of a snapshot", snapshot.keyspace(NAMES[usize::from(space)]))?;
+        let ks = expect_ok("keyspace of a snapshot", snapshot.keyspace(&self.spaces[usize::from(space)]))?;
         let answer = ks.range(ends.bounds());
         Self::check_range(answer, self.is_ordered(space), Self::is_all(ends), back, expected)
             .map_err(|why| format!("{why}, at {}", snapshot.seq()))
@@ -610,8 +616,26 @@ impl<'a> ModelRunner<'a> {
         Ok(())
     }
 
+    /// Returns the present name of a keyspace.
+    pub(super) fn name(&self, space: u8) -> &'static str {
+        let space = usize::from(space);
+        if self.is_renamed[space] { OTHER_NAMES[space] } else { NAMES[space] }
+    }
+
+    fn rename(&mut self, space: u8) -> StepResult {
+        let before = self.name(space);
+        if !matches!(self.space(space).rename(before), Err(Error::KeyspaceExists { .. })) {
+            return Err("a rename to the name of a keyspace was not refused".to_owned());
+        }
+        self.is_renamed[usize::from(space)] ^= true;
+        let name = self.name(space);
+        expect_ok("rename", self.space(space).rename(name))?;
+        same("the name", &self.space(space).name(), &name.to_owned())?;
+        same("the old name", &expect_ok("open", self.db().open_keyspace(before))?.is_none(), &true)
+    }
+
     fn recreate(&mut self, space: u8) -> StepResult {
-        let name = NAMES[usize::from(space)];
+        let name = self.name(space);
         same("drop_keyspace", &expect_ok("drop_keyspace", self.db().drop_keyspace(name))?, &true)?;
         if !matches!(self.space(space).get("k"), Err(Error::KeyspaceNotFound { .. })) {
             return Err("a handle of a dropped keyspace still answers".to_owned());

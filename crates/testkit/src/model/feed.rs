@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use sheaf::{ChangeRetention, Error};
 
-use super::execute::{ModelRunner, NAMES, StepResult, expect_ok, same};
+use super::execute::{ModelRunner, StepResult, expect_ok, same};
+use super::steps::SPACES;
 use crate::replica::{Replica, keep_all_changes};
 
 impl ModelRunner<'_> {
@@ -33,8 +34,9 @@ impl ModelRunner<'_> {
             }
             caught_up => drop(expect_ok("the change feed", caught_up)?),
         }
-        for (name, map) in NAMES.iter().zip(&self.maps) {
-            let found = replica.keyspaces.get(*name).cloned().unwrap_or_default();
+        for (space, map) in (0..SPACES).zip(&self.maps) {
+            let name = self.name(space);
+            let found = replica.keyspaces.get(name).cloned().unwrap_or_default();
             let found: BTreeMap<Vec<u8>, Arc<[u8]>> =
                 found.into_iter().map(|(key, value)| (key, value.into())).collect();
             same(format_args!("the replica of {name:?}"), &found, map)?;

@@ -44,6 +44,7 @@ use sheaf_engine::contract::{
     EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, Findings, ImageSink, ImageSource,
     NOTE_WORDS, Preparation, Projection, ReplayRecord,
 };
+use sheaf_engine::range_estimate::{KeySample, RangeSum};
 use sheaf_engine::views::Views;
 use sheaf_log::blob::BlobRef;
 use sheaf_log::blob_reader::StoredValue as Seen;
@@ -196,6 +197,16 @@ impl EngineReads for ReferenceEngine {
 
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
         Ok(Box::new(cursor::ReferenceCursor::new(self, at, bounds, projection)))
+    }
+
+    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
+        let mut cursor = self.cursor(Seq::LATEST, bounds.clone(), Projection::Pairs)?;
+        let mut sum = RangeSum::default();
+        while cursor.next()? {
+            let (key, value) = cursor.pair();
+            sum.add_sample(KeySample::live((key.len() + value.len()) as u64), 1.0);
+        }
+        Ok(sum)
     }
 
     fn len(&self) -> Result<u64> {

@@ -76,7 +76,7 @@ fn cancel_in_a_child<T>(run: impl FnOnce(&mut dyn FnMut() -> ControlFlow<()>) ->
         exit_child(result.is_err());
     }
     assert!(has_forked, "the call reported no progress");
-    result.unwrap()
+    result.expect("the parent is not cancelled")
 }
 
 /// A child that cancels a backup, a restore or a repair removes no file of it: the parent

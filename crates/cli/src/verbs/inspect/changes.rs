@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ChangesArgs) -> Result {
 }
 
 /// Returns the fields of a change after its kind: the key, the value and the time of expiry in
-/// milliseconds since 1970, if it has one; or the engine.
+/// milliseconds since 1970, if it has one; or the engine, or the new name.
 fn fields(change: &Change) -> sheaf::Result<Vec<Vec<u8>>> {
     Ok(match &change.kind {
         ChangeKind::Put { key, value, expires_at } => {
@@ -75,6 +75,7 @@ fn fields(change: &Change) -> sheaf::Result<Vec<Vec<u8>>> {
         }
         ChangeKind::Removed { key } | ChangeKind::Expired { key } => vec![key.clone()],
         ChangeKind::RangeRemoved { start, end } => [start.clone()].into_iter().chain(end.clone()).collect(),
+        ChangeKind::Renamed { to } => vec![to.as_bytes().to_vec()],
         kind => kind.engine().map(|(engine, _)| engine.as_bytes().to_vec()).into_iter().collect(),
     })
 }
@@ -85,7 +86,7 @@ fn print(commit: &CommittedChanges, args: &ChangesArgs, out: &mut impl Write) ->
     for change in &commit.changes {
         line.clear();
         escape(change.keyspace.as_bytes(), &mut line);
-        let is_key = change.kind.engine().is_none();
+        let is_key = change.kind.key().is_some();
         for (at, field) in fields(change)?.into_iter().enumerate() {
             line.push('\t');
             match args.hex && is_key && at < 2 {
@@ -105,6 +106,7 @@ fn describe(commit: &CommittedChanges) -> sheaf::Result<Json> {
         let names: &[&str] = match &change.kind {
             kind if kind.engine().is_some() => &["engine"],
             ChangeKind::RangeRemoved { .. } => &["start", "end"],
+            ChangeKind::Renamed { .. } => &["to"],
             _ => &["key", "value", "expires_at_ms"],
         };
         for (name, field) in names.iter().zip(fields(change)?) {

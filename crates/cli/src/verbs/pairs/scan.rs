@@ -6,13 +6,13 @@ use std::ops::Bound;
 
 use clap::Args;
 use serde_json::json;
-use sheaf::{Iter, Keyspace};
+use sheaf::{Iter, Keyspace, RangeEstimate};
 
 use crate::args::KeyspaceArgs;
 use crate::failure::Result;
 use crate::open::decode_argument;
 use crate::output::{NAME, on_stdout, stdout};
-use crate::text_format::{self, escape, hex, parse_count};
+use crate::text_format::{self, escape, hex, many, parse_count};
 
 /// Arguments of `scan`.
 #[derive(Debug, Args)]
@@ -40,11 +40,17 @@ pub(crate) struct Scan {
     /// Print a JSON object per line
     #[arg(long, conflicts_with = "hex")]
     pub(crate) json: bool,
+    /// Print only the approximate number and size of the pairs
+    #[arg(long, conflicts_with_all = ["limit", "reverse"])]
+    pub(crate) estimate: bool,
 }
 
 pub(crate) fn run(args: &Scan) -> Result {
     let limits = ScanRange::of(args)?;
     let (_db, keyspace) = args.target.open_read_only()?;
+    if args.estimate {
+        return print_estimate(limits.estimate(&keyspace)?, args.json);
+    }
     let pairs = limits.pairs(&keyspace)?;
     let limit = args.limit.unwrap_or(usize::MAX);
     if args.reverse { print(pairs.rev().take(limit), args) } else { print(pairs.take(limit), args) }
@@ -77,6 +83,25 @@ impl ScanRange {
             ScanRange::Range(low, high) => keyspace.range((low, high)),
         }
     }
+
+    fn estimate(self, keyspace: &Keyspace) -> sheaf::Result<RangeEstimate> {
+        match self {
+            ScanRange::All => keyspace.estimate_range::<&[u8]>(..),
+            ScanRange::Prefix(prefix) => keyspace.estimate_prefix(prefix),
+            ScanRange::Range(low, high) => keyspace.estimate_range((low, high)),
+        }
+    }
+}
+
+fn print_estimate(estimate: RangeEstimate, is_json: bool) -> Result {
+    let RangeEstimate { pairs, bytes, .. } = estimate;
+    let mut out = stdout();
+    if is_json {
+        writeln!(out, "{}", json!({ "pairs": pairs, "bytes": bytes }))?;
+    } else {
+        writeln!(out, "about {} of {} bytes", many(pairs, "pair"), bytes)?;
+    }
+    Ok(out.flush()?)
 }
 
 fn print(pairs: impl Iterator<Item = sheaf::Result<(sheaf::Value, sheaf::Value)>>, args: &Scan) -> Result {

@@ -29,6 +29,7 @@
 //! alone (`gate`).
 
 mod build;
+mod estimate;
 mod node;
 
 use std::ops::Bound;

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use sheaf_engine::contract::{Bounds, Cursor, EngineReads, HashedKey, Projection};
+use sheaf_engine::range_estimate::RangeSum;
 use sheaf_log::blob::BlobRef;
 use sheaf_log::blob_reader::{StoredValue, ValueCache};
 use sheaf_log::record::RecordContent;
@@ -182,6 +183,10 @@ impl EngineReads for DelsmEngine {
 
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
         Ok(Box::new(DelsmCursor::new(self, at, bounds, projection)))
+    }
+
+    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
+        self.estimate(bounds)
     }
 
     fn len(&self) -> Result<u64> {

@@ -7,5 +7,6 @@
 //! ```
 
 pub(crate) mod cursor;
+mod estimate;
 pub(crate) mod merge_inputs;
 pub(crate) mod recent;

@@ -27,6 +27,7 @@
 //!    is after the start of the read.
 
 mod bulk_build;
+mod estimate;
 pub(crate) mod image;
 mod inner;
 #[cfg(all(test, shuttle))]
@@ -46,6 +47,7 @@ use std::sync::Arc;
 
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{Bounds, ImageSink};
+use sheaf_engine::range_estimate::RangeSum;
 use sheaf_log::segment::Address;
 use sheaf_platform::error::Result;
 use sheaf_platform::memory::MemoryPart;
@@ -53,7 +55,7 @@ use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{self, Guard};
 
-use crate::index::{HashedKey, Index, IndexImage};
+use crate::index::{HashedKey, Index, IndexImage, SampleEntry};
 use inner::{Child, InnerNode, MAX_CHILDREN};
 use key_list::KeyList;
 use leaf::{LeafLimits, SLOTS};
@@ -288,6 +290,15 @@ impl Index for OrderedIndex {
 
     fn walk(bounds: Bounds) -> KeyWalk {
         KeyWalk::new(bounds)
+    }
+
+    fn estimate(
+        &self,
+        range: Option<(&[u8], Option<&[u8]>)>,
+        guard: &Guard,
+        sample: SampleEntry<'_>,
+    ) -> Option<Result<RangeSum>> {
+        Some(range.map_or(Ok(RangeSum::default()), |range| self.estimate_tree(range, guard, sample)))
     }
 
     fn for_each(&self, mut each: impl FnMut(Address)) {

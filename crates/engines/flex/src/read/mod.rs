@@ -10,6 +10,7 @@
 
 mod count;
 pub(crate) mod cursor;
+mod estimate;
 mod merge_inputs;
 mod merged_pairs;
 mod read_ahead;

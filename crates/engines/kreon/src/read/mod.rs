@@ -8,5 +8,6 @@
 
 pub(crate) mod cursor;
 pub(crate) mod eager_cursors;
+mod estimate;
 pub(crate) mod lookup;
 pub(crate) mod merge_input;
