@@ -773,6 +773,68 @@ sheaf_code sheaf_ticket_wait_durable(sheaf_ticket *ticket, sheaf_error **error);
 void sheaf_ticket_free(sheaf_ticket *ticket);
 
 /**
+ * Appends bytes to the new value of a key. The library copies them.
+ *
+ * Threads: only that of the callback which received `new_value`, and only until it returns.
+ */
+sheaf_code sheaf_new_value_append(sheaf_new_value *new_value, sheaf_bytes bytes);
+
+/**
+ * Returns the code of an error; `SHEAF_OK` if `error` is NULL.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_error_code(sheaf_error *error);
+
+/**
+ * Returns the message of an error as UTF-8 with a NUL byte at its end; an empty text if `error` is
+ * NULL. Writes the number of bytes before the NUL byte to `size`, unless that is NULL. The text is
+ * valid until the error is freed.
+ *
+ * Threads: any, also at the same time.
+ */
+const char *sheaf_error_message(sheaf_error *error, size_t *size);
+
+/**
+ * Returns true and writes the text of a field (`SHEAF_FIELD_*`, 1 to 31), or returns false if the
+ * error does not have this field. The text is valid until the error is freed; a path may have any
+ * bytes.
+ *
+ * Threads: any, also at the same time.
+ */
+bool sheaf_error_text(sheaf_error *error, int32_t field, sheaf_bytes *text);
+
+/**
+ * Returns true and writes the number of a field (`SHEAF_FIELD_*`, from 32 on), or returns false if
+ * the error does not have this field.
+ *
+ * Threads: any, also at the same time.
+ */
+bool sheaf_error_number(sheaf_error *error, int32_t field, uint64_t *number);
+
+/**
+ * Frees an error. NULL is allowed.
+ *
+ * Threads: any. No other call may use the error.
+ */
+void sheaf_error_free(sheaf_error *error);
+
+/**
+ * Returns the bytes of a value; an empty range if `value` is NULL. They are valid until the value
+ * is freed.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_bytes sheaf_value_bytes(sheaf_value *value);
+
+/**
+ * Frees a value. NULL is allowed.
+ *
+ * Threads: any. No other call may use the value.
+ */
+void sheaf_value_free(sheaf_value *value);
+
+/**
  * Creates options of a bulk load. An empty `engine` selects the engine of an existing keyspace,
  * and `flex` for a new one. `replace` discards the pairs of an existing keyspace.
  *
@@ -864,13 +926,6 @@ sheaf_code sheaf_loader_finish(sheaf_loader *loader,
  * Threads: any. No other call may use the loader.
  */
 void sheaf_loader_free(sheaf_loader *loader);
-
-/**
- * Appends bytes to the new value of a key. The library copies them.
- *
- * Threads: only that of the callback which received `new_value`, and only until it returns.
- */
-sheaf_code sheaf_new_value_append(sheaf_new_value *new_value, sheaf_bytes bytes);
 
 /**
  * Returns the position before the oldest change that is retained, as a text. Returns
@@ -1202,46 +1257,6 @@ uint64_t sheaf_db_seq(sheaf_db *db);
 sheaf_code sheaf_db_quiesce(sheaf_db *db, sheaf_error **error);
 
 /**
- * Returns the code of an error; `SHEAF_OK` if `error` is NULL.
- *
- * Threads: any, also at the same time.
- */
-sheaf_code sheaf_error_code(sheaf_error *error);
-
-/**
- * Returns the message of an error as UTF-8 with a NUL byte at its end; an empty text if `error` is
- * NULL. Writes the number of bytes before the NUL byte to `size`, unless that is NULL. The text is
- * valid until the error is freed.
- *
- * Threads: any, also at the same time.
- */
-const char *sheaf_error_message(sheaf_error *error, size_t *size);
-
-/**
- * Returns true and writes the text of a field (`SHEAF_FIELD_*`, 1 to 31), or returns false if the
- * error does not have this field. The text is valid until the error is freed; a path may have any
- * bytes.
- *
- * Threads: any, also at the same time.
- */
-bool sheaf_error_text(sheaf_error *error, int32_t field, sheaf_bytes *text);
-
-/**
- * Returns true and writes the number of a field (`SHEAF_FIELD_*`, from 32 on), or returns false if
- * the error does not have this field.
- *
- * Threads: any, also at the same time.
- */
-bool sheaf_error_number(sheaf_error *error, int32_t field, uint64_t *number);
-
-/**
- * Frees an error. NULL is allowed.
- *
- * Threads: any. No other call may use the error.
- */
-void sheaf_error_free(sheaf_error *error);
-
-/**
  * Creates an iterator over the pairs with keys from `start` (included; NULL: the first key) to
  * `end` (excluded; NULL: all following keys), in key order. It shows the state at the call. Needs
  * an ordered engine, unless both are NULL; an unordered engine returns the pairs in any order.
@@ -1343,7 +1358,9 @@ sheaf_code sheaf_keyspace_name(sheaf_keyspace *keyspace,
  *
  * Threads: any, also at the same time.
  */
-sheaf_code sheaf_keyspace_rename(sheaf_keyspace *keyspace, sheaf_bytes name, sheaf_error **error);
+sheaf_code sheaf_keyspace_rename(sheaf_keyspace *keyspace,
+                                 sheaf_bytes name,
+                                 sheaf_error **error);
 
 /**
  * Returns the properties of the keyspace as a JSON object: `name`, `engine`, `options` (those that
@@ -1551,21 +1568,6 @@ sheaf_code sheaf_engines(sheaf_value **engines, sheaf_error **error);
  * Threads: any, also at the same time.
  */
 const char *sheaf_version(void);
-
-/**
- * Returns the bytes of a value; an empty range if `value` is NULL. They are valid until the value
- * is freed.
- *
- * Threads: any, also at the same time.
- */
-sheaf_bytes sheaf_value_bytes(sheaf_value *value);
-
-/**
- * Frees a value. NULL is allowed.
- *
- * Threads: any. No other call may use the value.
- */
-void sheaf_value_free(sheaf_value *value);
 
 /**
  * Creates options with the defaults. They may be used for several openings, and freed after them.

@@ -35,7 +35,6 @@ pub mod persistence;
 pub mod points;
 pub mod range_removal;
 pub mod ranges;
-pub mod renames;
 pub mod serializability;
 pub mod sizes;
 pub mod snapshots;
@@ -272,7 +271,7 @@ macro_rules! conformance {
                 a_lookup_does_not_create_a_keyspace
                 many_keyspaces_live_side_by_side
             }
-            $crate::promises! { $subject, EVERYWHERE, renames:
+            $crate::promises! { $subject, EVERYWHERE, keyspaces::renames:
                 a_renamed_keyspace_keeps_its_pairs_handles_and_options
                 a_rename_refuses_names_that_are_taken_or_not_valid
                 a_snapshot_shows_the_names_of_its_time
@@ -282,7 +281,7 @@ macro_rules! conformance {
                 the_feed_delivers_a_rename_as_one_change
                 a_backup_has_the_names_of_its_time
             }
-            $crate::promises! { $subject, STEPPED, renames:
+            $crate::promises! { $subject, STEPPED, keyspaces::renames:
                 a_renamed_keyspace_keeps_its_times_of_expiry
             }
             $crate::promises! { $subject, EVERYWHERE, opening:

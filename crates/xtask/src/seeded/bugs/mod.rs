@@ -1,8 +1,8 @@
 //! # The table of seeded bugs
 //!
 //! All are in the code of the commit window or in structures that several commits change at the
-//! same time (decisions/0027), or in expiry and merges. W1 to W13 are its rules, W25 to W44 its scenarios
-//! (docs/commit.md). P14 and P18 are promises of docs/reliability/PROMISES.md.
+//! same time (decisions/0027), or in expiry and merges. W1 to W13 are its rules, W25 to W44 its
+//! scenarios (docs/commit.md). P14 and P18 are promises of docs/reliability/PROMISES.md.
 
 mod commits;
 mod features;

@@ -1,5 +1,7 @@
 //! # Keyspaces: names, engines, options, creation and removal
 
+pub mod renames;
+
 use super::{bytes, get, key, refused, sorted};
 use crate::fixture::Fixture;
 use sheaf::{BackupOptions, BulkLoadOptions, Database, Error, KeyspaceOptions, OptionSpec};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{bytes, get, key, pairs, refused, sorted};
+use crate::conformance::{bytes, get, key, pairs, refused, sorted};
 use crate::fixture::{DiskKind, Fixture};
 use crate::replica::{Replica, keep_all_changes, read_snapshot};
 use sheaf::{BackupOptions, BulkLoadOptions, ChangeKind, Database, Error, Keyspace};
