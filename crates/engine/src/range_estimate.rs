@@ -8,7 +8,7 @@
 //! ```text
 //!            root      the path to the first key and the path to the end of the range
 //!           / || \     children between both paths: SPLIT_DESCENTS descents where the paths part,
-//!          /  ||  \    LOWER_DESCENTS below; each multiplies the numbers of children that it meets
+//!          /  ||  \    half of it at each level below; each multiplies the numbers of children
 //!        leaf .. leaf  keys of the two outer leaves: exact
 //! ```
 //!
@@ -24,12 +24,13 @@ use sheaf_platform::error::Result;
 
 /// Descents through the children between both ends of a range, in the node where the paths part.
 const SPLIT_DESCENTS: u32 = 32;
-/// Descents in each node below that one.
-const LOWER_DESCENTS: u32 = 4;
+/// Least descents in a node below that one. Each level has half of those of the level above,
+/// because it has a smaller part of the range.
+const MIN_DESCENTS: u32 = 4;
 /// Keys that are sampled in an outer leaf.
 const LEAF_SAMPLES: usize = 4;
 /// Largest number of keys of a source that are sampled.
-pub const MAX_SAMPLES: u32 = 64;
+pub const MAX_SAMPLES: u32 = 128;
 
 /// Approximate number and size of pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -168,7 +169,8 @@ struct TreeEstimator<'t, T> {
 
 impl<T: EstimatedTree> TreeEstimator<'_, T> {
     /// Adds the pairs below a node that are within the limits; `descents` are made if the paths to
-    /// both limits part here.
+    /// both limits part here. Children without a limit are never split, so the nodes that are read
+    /// are those of two paths and of the descents.
     fn add_node(
         &self,
         mut node: T::Node,
@@ -178,23 +180,27 @@ impl<T: EstimatedTree> TreeEstimator<'_, T> {
     ) -> Result<()> {
         loop {
             let len = self.tree.len(node)?;
-            let from = low.map_or(Ok(0), |key| self.tree.position(node, key))?;
+            let from = low.map(|key| self.tree.position(node, key)).transpose()?;
+            let to = high.map(|key| self.tree.position(node, key)).transpose()?;
             if self.tree.is_leaf(node) {
-                let to = high.map_or(Ok(len), |key| self.tree.position(node, key))?;
-                return self.add_leaf(node, from..to.min(len), sum);
+                return self.add_leaf(node, from.unwrap_or(0)..to.unwrap_or(len).min(len), sum);
             }
-            let to = high.map_or(Ok(len.saturating_sub(1)), |key| self.tree.position(node, key))?;
-            let Some(below) = self.tree.child(node, from)? else { return Ok(()) };
-            if from >= to {
+            if let (Some(from), Some(to)) = (from, to)
+                && from >= to
+            {
+                let Some(below) = self.tree.child(node, from)? else { return Ok(()) };
                 node = below;
                 continue;
             }
-            self.add_node(below, (low, None), LOWER_DESCENTS, sum)?;
-            self.add_children(node, from + 1..to, descents, sum)?;
-            match self.tree.child(node, to)? {
-                Some(below) => return self.add_node(below, (None, high), LOWER_DESCENTS, sum),
-                None => return Ok(()),
+            self.add_children(node, from.map_or(0, |from| from + 1)..to.unwrap_or(len), descents, sum)?;
+            for (child, limits) in [(from, (low, None)), (to, (None, high))] {
+                if let Some(child) = child
+                    && let Some(below) = self.tree.child(node, child)?
+                {
+                    self.add_node(below, limits, (descents / 2).max(MIN_DESCENTS), sum)?;
+                }
             }
+            return Ok(());
         }
     }
 
@@ -284,6 +290,11 @@ mod tests {
         number.to_be_bytes()
     }
 
+    /// Returns the size of a pair: from 20 to 29 bytes.
+    fn pair_bytes(number: u32) -> u64 {
+        u64::from(20 + number % 10)
+    }
+
     fn number(key: &[u8]) -> u32 {
         u32::from_be_bytes(key.try_into().unwrap())
     }
@@ -345,9 +356,9 @@ mod tests {
 
         fn sample(&self, leaf: &'t Numbers, slot: usize) -> Result<KeySample> {
             let Numbers::Leaf(keys) = leaf else { unreachable!("samples are in leaves") };
-            // Every third number is dead, and a live one has as many bytes as its last digit.
+            // Every third number is dead.
             let number = keys[slot];
-            Ok(if number % 3 == 0 { KeySample::dead() } else { KeySample::live(u64::from(number % 10)) })
+            Ok(if number % 3 == 0 { KeySample::dead() } else { KeySample::live(pair_bytes(number)) })
         }
     }
 
@@ -380,7 +391,7 @@ mod tests {
     fn exact(range: Range<u32>) -> RangeSum {
         let live = range.filter(|number| number % 3 != 0);
         let mut sum = RangeSum::default();
-        live.for_each(|number| sum.add_sample(KeySample::live(u64::from(number % 10)), 1.0));
+        live.for_each(|number| sum.add_sample(KeySample::live(pair_bytes(number)), 1.0));
         sum
     }
 
@@ -436,6 +447,6 @@ mod tests {
         let tree = tree(300_000, false);
         let counting = Counting(&tree, std::cell::Cell::new(0));
         estimate_tree(&counting, &key(3), Some(&key(299_990))).unwrap();
-        assert!((1..=MAX_SAMPLES + 24).contains(&counting.1.get()), "{}", counting.1.get());
+        assert!((1..=MAX_SAMPLES).contains(&counting.1.get()), "{}", counting.1.get());
     }
 }

@@ -324,7 +324,7 @@ impl Store {
     /// - [`Error::ReadOnly`] if the database is open for reading only.
     /// - [`Error::Poisoned`] if the database is poisoned.
     #[inline]
-    pub(crate) fn check_writable(&self) -> Result<()> {
+    pub fn check_writable(&self) -> Result<()> {
         self.check_open()?;
         if self.options.read_only {
             return Err(Error::ReadOnly);

@@ -146,8 +146,8 @@ pub struct FaultOutcome {
 }
 
 /// Generates the workload of a seed with this number of operations. Every second seed runs much
-/// background work, every third compacts. An opening makes about a hundred calls, so at most one in
-/// a hundred steps opens the database.
+/// background work, every third compacts, every seventh renames and merges. An opening makes about
+/// a hundred calls, so at most one in a hundred steps opens the database.
 #[must_use]
 pub fn workload(seed: u64, steps: usize) -> Vec<CrashStep> {
     let busy = seed.is_multiple_of(2);
@@ -159,6 +159,7 @@ pub fn workload(seed: u64, steps: usize) -> Vec<CrashStep> {
         has_drops: true,
         has_compactions: compacts,
         has_loads_and_conversions: moves,
+        has_renames_and_merges: seed % 7 == 5,
         large: 1_100,
         len: 100,
         ..WorkloadShape::default()

@@ -24,6 +24,9 @@ impl Batch {
         &self,
         resolved: &ResolvedBatch<'_>,
     ) -> Result<HashMap<usize, MergedEntry<'_>>> {
+        if !resolved.merges.is_empty() {
+            self.store.check_writable()?; // before a read that may fail for the same cause
+        }
         let mut merged = HashMap::with_capacity(resolved.merges.len());
         for &(last, state) in &resolved.order {
             let Some(chain) = resolved.merges.get(&last) else { continue };

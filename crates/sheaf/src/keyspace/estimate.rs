@@ -31,12 +31,12 @@ impl Keyspace {
     /// two ways of a query or to cut a keyspace into parts of the same size.
     ///
     /// The cost does not grow with the pairs in the range: the engine reads the ends of the range
-    /// in its index and about 64 pairs. A range of at most about 250 pairs is counted.
+    /// in its index and about 100 pairs. A range of at most about 250 pairs is counted.
     ///
-    /// If keys and sizes are spread evenly, the number is off by at most a quarter. Where pairs
-    /// were overwritten or removed recently, the bound is a quarter of the versions of keys in the
-    /// range, since the engine has not merged all of them. In data of very different sizes, `bytes`
-    /// may be off by more. Expired pairs count until they are removed.
+    /// The number is usually off by less than a quarter. Where pairs were overwritten or removed
+    /// recently, it is a quarter of the versions of keys in the range, since the engine has not
+    /// merged all of them. In data of very different sizes, `bytes` may be off by more. Expired
+    /// pairs count until they are removed.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

@@ -264,7 +264,7 @@ fn commit_operands(
     let store = keyspace.handle().store();
     loop {
         let state = keyspace.state()?;
-        store.check_open()?;
+        store.check_writable()?; // before a read that may fail for the same cause
         let operator = keyspace.handle().merge_registry().of(&state)?;
         let kept = base.take().filter(|base| base.keyspace == state.id());
         let (condition, old, expires) = match kept {

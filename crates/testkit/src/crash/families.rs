@@ -163,7 +163,8 @@ impl WorkloadFamily {
                 ..WorkloadShape::default()
             },
         };
-        let shape = WorkloadShape { spaces: subject.engines().len() as u64, ..shape };
+        let spaces = subject.engines().len() as u64;
+        let shape = WorkloadShape { spaces, has_renames_and_merges: true, ..shape };
         let first = seed.wrapping_add((self as u64) << 32);
         Box::new((0..).map(move |number| {
             // Some of the values do not fit a chunk file.

@@ -229,6 +229,9 @@ pub struct WorkloadShape {
     pub has_compactions: bool,
     /// Whether keyspaces are bulk-loaded and converted.
     pub has_loads_and_conversions: bool,
+    /// Whether keyspaces are renamed and values merged. Without it, the workload of a seed is that
+    /// of earlier versions, which some tests need.
+    pub has_renames_and_merges: bool,
 }
 
 impl Default for WorkloadShape {
@@ -243,6 +246,7 @@ impl Default for WorkloadShape {
             has_drops: false,
             has_compactions: false,
             has_loads_and_conversions: false,
+            has_renames_and_merges: false,
         }
     }
 }
@@ -264,7 +268,7 @@ fn step(random: &mut TestRandom, shape: &WorkloadShape) -> CrashStep {
         n if n < background + 10 => CrashStep::DropHandles,
         n if n < background + 13 && shape.has_drops => CrashStep::Drop(random.below(shape.spaces) as u8),
         n if n < background + 15 && shape.has_drops => CrashStep::Clear(random.below(shape.spaces) as u8),
-        n if n < background + 18 && shape.has_drops => {
+        n if n < background + 18 && shape.has_drops && shape.has_renames_and_merges => {
             let from = random.below(shape.spaces);
             CrashStep::Rename(from as u8, ((from + 1) % shape.spaces) as u8)
         }
@@ -282,7 +286,11 @@ fn step(random: &mut TestRandom, shape: &WorkloadShape) -> CrashStep {
         n => {
             let count = 1 + random.below(4);
             let puts = (0..count).map(|_| put(random, shape)).collect();
-            if n >= 92 { CrashStep::Merge(puts) } else { CrashStep::Batch(puts, n >= 82) }
+            if n >= 92 && shape.has_renames_and_merges {
+                CrashStep::Merge(puts)
+            } else {
+                CrashStep::Batch(puts, n >= 82)
+            }
         }
     }
 }
@@ -312,6 +320,7 @@ mod tests {
                 has_background_work: true,
                 has_compactions: true,
                 has_loads_and_conversions: true,
+                has_renames_and_merges: true,
                 ..WorkloadShape::default()
             };
             let steps = generate(seed, &shape);

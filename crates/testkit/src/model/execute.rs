@@ -54,6 +54,13 @@ struct OpenIter {
     remaining: Range<usize>,
 }
 
+/// A snapshot, with the pairs and the names that it must show.
+struct ModelSnapshot {
+    snapshot: Snapshot,
+    maps: [ModelMap; SPACES as usize],
+    names: [&'static str; SPACES as usize],
+}
+
 pub(super) struct ModelRunner<'a> {
     pub(super) fixture: &'a Fixture,
     db: Option<Database>,
@@ -61,7 +68,7 @@ pub(super) struct ModelRunner<'a> {
     /// Whether each keyspace has its other name.
     is_renamed: [bool; SPACES as usize],
     pub(super) maps: [ModelMap; SPACES as usize],
-    snapshots: Vec<(Snapshot, [ModelMap; SPACES as usize])>,
+    snapshots: Vec<ModelSnapshot>,
     iters: Vec<OpenIter>,
     /// Time of each put that expires, with its key and value.
     pub(super) expiring: Vec<(u64, Vec<u8>, Arc<[u8]>)>,
@@ -331,7 +338,8 @@ impl<'a> ModelRunner<'a> {
             self.snapshots.remove(0);
         }
         let snapshot = expect_ok("snapshot", self.db().snapshot())?;
-        self.snapshots.push((snapshot, self.maps.clone()));
+        let names = [0, 1, 2].map(|space| self.name(space));
+        self.snapshots.push(ModelSnapshot { snapshot, maps: self.maps.clone(), names });
         Ok(())
     }
 
@@ -534,12 +542,12 @@ impl<'a> ModelRunner<'a> {
     }
 
     fn snapshot_get(&mut self, which: usize, space: u8, key: u16) -> StepResult {
-        let Some((snapshot, maps)) = self.snapshots.get(which % MAX_OPEN.min(self.snapshots.len().max(1)))
-        else {
+        let which = which % MAX_OPEN.min(self.snapshots.len().max(1));
+        let Some(ModelSnapshot { snapshot, maps, names }) = self.snapshots.get(which) else {
             return Ok(());
         };
         let key = key_of(key);
-        let ks = expect_ok("keyspace of a snapshot", snapshot.keyspace(&self.spaces[usize::from(space)]))?;
+        let ks = expect_ok("keyspace of a snapshot", snapshot.keyspace(names[usize::from(space)]))?;
         let got = to_owned_value(expect_ok("get of a snapshot", ks.get(&key))?);
         let expected = maps[usize::from(space)].get(&key).cloned();
         same(format_args!("the value at {}", snapshot.seq()), &got, &expected)?;
@@ -548,12 +556,12 @@ impl<'a> ModelRunner<'a> {
     }
 
     fn snapshot_scan(&mut self, which: usize, space: u8, ends: RangeSpec, back: bool) -> StepResult {
-        let Some((snapshot, maps)) = self.snapshots.get(which % MAX_OPEN.min(self.snapshots.len().max(1)))
-        else {
+        let which = which % MAX_OPEN.min(self.snapshots.len().max(1));
+        let Some(ModelSnapshot { snapshot, maps, names }) = self.snapshots.get(which) else {
             return Ok(());
         };
         let expected = pairs_in_range(&maps[usize::from(space)], ends);
-        let ks = expect_ok("keyspace of a snapshot", snapshot.keyspace(&self.spaces[usize::from(space)]))?;
+        let ks = expect_ok("keyspace of a snapshot", snapshot.keyspace(names[usize::from(space)]))?;
         let answer = ks.range(ends.bounds());
         Self::check_range(answer, self.is_ordered(space), Self::is_all(ends), back, expected)
             .map_err(|why| format!("{why}, at {}", snapshot.seq()))

@@ -24,6 +24,7 @@ fn shape(steps: usize) -> WorkloadShape {
         has_drops: true,
         has_compactions: true,
         has_loads_and_conversions: true,
+        has_renames_and_merges: true,
         ..WorkloadShape::default()
     }
 }
