@@ -17,8 +17,10 @@ fn a_dropped_keyspace_is_complete_or_absent_and_its_id_is_not_reused() {
     let steps = steps(
         "0.2=40 B[0.3=30,1.3=600] drop0 work 0.2=50 B[0.4=9,1.4=9] work clear1 1.2=30 drop1 work tick 1.5=10 work",
     );
-    let report =
-        survives(&steps, &ExplorePlan { second_crash_rate: 100, max_seconds: 5.0, ..ExplorePlan::default() });
+    let report = survives(
+        &steps,
+        &ExplorePlan { second_crash_rate: 100, max_states: 1_500, ..ExplorePlan::default() },
+    );
     assert!(report.images > 300, "{report}");
 
     let machine = TestMachine::new();

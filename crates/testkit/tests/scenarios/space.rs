@@ -41,7 +41,7 @@ fn synced_commits_survive_the_cleaning_of_their_segment() {
         &ExplorePlan {
             second_crash_rate: 200,
             exhaustive_units: 6,
-            max_seconds: 4.0,
+            max_states: 1_500,
             ..ExplorePlan::default()
         },
     );
@@ -66,7 +66,7 @@ fn a_removed_key_stays_gone_when_its_tombstone_is_cleaned() {
             second_crash_rate: 300,
             exhaustive_units: 5,
             random_subsets: 8,
-            max_seconds: 4.0,
+            max_states: 1_500,
             ..ExplorePlan::default()
         },
     );
@@ -84,7 +84,7 @@ fn an_unsynced_overwrite_never_costs_the_synced_value() {
         &ExplorePlan {
             second_crash_rate: 0,
             exhaustive_units: 6,
-            max_seconds: 4.0,
+            max_states: 1_500,
             ..ExplorePlan::default()
         },
     );
@@ -133,7 +133,7 @@ fn an_image_never_points_into_a_freed_segment() {
             second_crash_rate: 300,
             exhaustive_units: 4,
             random_subsets: 6,
-            max_seconds: 4.0,
+            max_states: 1_500,
             ..ExplorePlan::default()
         },
     );
@@ -251,7 +251,7 @@ fn a_batch_that_spans_segments_around_survivors_is_whole() {
             second_crash_rate: 200,
             exhaustive_units: 3,
             random_subsets: 4,
-            max_seconds: 4.0,
+            max_states: 1_500,
             ..ExplorePlan::default()
         },
     );
@@ -269,7 +269,7 @@ fn batches_beyond_a_segment_are_whole_and_beyond_the_limit_refused() {
         &ExplorePlan {
             second_crash_rate: 50,
             exhaustive_units: 6,
-            max_seconds: 4.0,
+            max_states: 1_500,
             ..ExplorePlan::default()
         },
     );

@@ -212,7 +212,7 @@ fn find(machine: &TestMachine, bytes: &[u8]) -> Vec<(PathBuf, u64)> {
 fn a_committer_killed_during_a_commit_leaves_no_hole() {
     let steps = steps("0.2=40 B[0.3=30,1.2=600,0.4=500] 1.3=20 S[0.5=10,1.5=10] 0.6=30");
     let report =
-        survives(&steps, &ExplorePlan { second_crash_rate: 50, max_seconds: 4.0, ..ExplorePlan::default() });
+        survives(&steps, &ExplorePlan { second_crash_rate: 50, max_states: 1_500, ..ExplorePlan::default() });
     assert!(report.images > 100, "{report}");
     for nth in 1..40 {
         let machine = TestMachine::new();
