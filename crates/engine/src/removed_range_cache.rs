@@ -22,7 +22,7 @@
 //! 2. A put excludes its key from all ranges and watches before it is visible. It changes the
 //!    memtable first and looks for ranges then; a watch begins here first, and its cursor reads the
 //!    memtables then. So at least one of the two sees the other.
-//! 3. There are at most [`MAX_RANGES`] ranges; that of the fewest removed keys is evicted first.
+//! 3. There are at most `MAX_RANGES` ranges; that of the fewest removed keys is evicted first.
 //!
 //! ## Threads
 //!
