@@ -80,20 +80,17 @@ pub fn stripe_of(keyspace: KeyspaceId, key: &[u8]) -> u16 {
     (hash >> 40) as u16 % STRIPES
 }
 
-/// Waits until `is_over` returns true: spins, yields, then sleeps.
+/// Waits until `is_over` returns true: spins, yields, then sleeps. Usually it is true at once.
+#[inline]
 fn wait_on(word: &WaitWord, is_over: impl Fn() -> bool) {
     let mut looks = 0;
-    loop {
-        let seen = word.load();
-        if is_over() {
-            return;
-        }
+    while !is_over() {
         if looks < SPINS {
             std::hint::spin_loop();
         } else if looks < SPINS + YIELDS {
             sync::thread::yield_now();
         } else {
-            word.sleep_unless(seen, &is_over);
+            word.sleep_unless(word.load(), &is_over);
         }
         looks += 1;
     }
@@ -143,9 +140,6 @@ impl Stripes {
 
     fn wait_released(&self, stripe: u16) {
         let word = &self.words[usize::from(stripe)];
-        if word.load(Ordering::SeqCst) & HELD == 0 {
-            return; // the usual case: exclusive access waits for each of all stripes
-        }
         wait_on(self.released.of(u64::from(stripe)), || word.load(Ordering::SeqCst) & HELD == 0);
     }
 
