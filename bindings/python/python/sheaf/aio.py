@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from types import TracebackType
@@ -83,6 +84,25 @@ class _Waits:
             woken = self._waiting.get(number)
             if woken is not None and not woken.done():
                 woken.set_result(None)
+
+
+class _Closing(ABC):
+    """Context manager that closes the object at the end of its block."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the object."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
 
 
 class AsyncScan(Generic[_Item]):
@@ -243,7 +263,7 @@ class AsyncTicket:
         await _Waits.until(self._ticket.start_wait(True).poll)
 
 
-class AsyncChanges:
+class AsyncChanges(_Closing):
     """Changes after a position, commit by commit.
 
     An asynchronous iterator: waits for the next commit, and ends when the database is closed.
@@ -281,17 +301,6 @@ class AsyncChanges:
     async def close(self) -> None:
         """Free the feed. Further calls raise ``ClosedError``."""
         await _run(self._changes.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 class AsyncChangeCursor:
@@ -376,7 +385,7 @@ class AsyncBatch:
             self._batch.clear()
 
 
-class AsyncSnapshot:
+class AsyncSnapshot(_Closing):
     """One state of all keyspaces."""
 
     def __init__(self, snapshot: _database.Snapshot) -> None:
@@ -394,19 +403,8 @@ class AsyncSnapshot:
         """Free the state that the snapshot pins."""
         await _run(self._snapshot.close)
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class AsyncDatabase:
+class AsyncDatabase(_Closing):
     """Database with awaitable calls."""
 
     def __init__(self, db: _database.Database) -> None:
@@ -477,17 +475,6 @@ class AsyncDatabase:
     async def close(self) -> None:
         """Close the database."""
         await _run(self._db.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 async def open(path: _database.StrPath, **options: Any) -> AsyncDatabase:
