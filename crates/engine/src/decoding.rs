@@ -165,8 +165,8 @@ impl EngineReads for DecodingEngine {
         })
     }
 
-    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
-        self.inner.estimate_range(bounds)
+    fn estimate_range(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
+        self.inner.estimate_range(first, end)
     }
 
     fn len(&self) -> Result<u64> {

@@ -200,16 +200,17 @@ pub trait EngineReads: EngineInfo {
     ///
     /// Returns `Error::Unsupported` for bounds, if the engine is not ordered.
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>>;
-    /// Estimates number and size of the pairs in a range of the newest state. The cost must not
-    /// grow with the number of pairs. The result may be off by a quarter of the versions of keys
-    /// that the engine has in the range, if these are spread evenly.
+    /// Estimates number and size of the pairs from `first` on and below `end`, in the newest state.
+    /// `end` is above `first`, or `None` for no limit. The cost must not grow with the number of
+    /// pairs. The result may be off by a quarter of the versions of keys that the engine has in the
+    /// range, if these are spread evenly.
     ///
     /// # Errors
     ///
     /// Returns `Error::Unsupported` if the engine is not ordered, and `Error::Io` or
     /// `Error::Corrupt` if the part of the index that it needs cannot be read.
-    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
-        let _ = bounds;
+    fn estimate_range(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
+        let _ = (first, end);
         Err(Error::Unsupported { engine: self.name(), feature: "estimates of ranges" })
     }
     /// Returns the number of live keys in the newest state.

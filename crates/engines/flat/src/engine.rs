@@ -371,16 +371,13 @@ impl<I: Index> EngineReads for FlatEngine<I> {
         Ok(Box::new(FlatCursor::new(self, at, bounds, projection)))
     }
 
-    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
+    fn estimate_range(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
         let guard = &epoch::pin();
-        let (first, end) = bounds.first_and_end();
-        let range = (!bounds.is_empty()).then_some((&first[..], end.as_deref()));
-        let estimate = self.index.estimate(range, guard, &|address| {
+        self.index.estimate((first, end), guard, &|address| {
             let frame = self.context.segments.frame(address, guard)?;
             let record = self.record(address, &frame, guard)?;
             Ok(KeySample::live(record.key.len() as u64 + content_bytes(&record.content)))
-        });
-        estimate.unwrap_or(Err(Error::Unsupported { engine: I::NAME, feature: "estimates of ranges" }))
+        })
     }
 
     fn len(&self) -> Result<u64> {

@@ -99,15 +99,15 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     /// the range of all keys.
     fn walk(bounds: Bounds) -> Self::Walk;
     /// Estimates the pairs from the first key of `range` on and below its end; `sample` reads an
-    /// entry. Returns `None` if the index cannot estimate.
+    /// entry. Returns `Error::Unsupported` if the index is not ordered.
     fn estimate(
         &self,
-        range: Option<(&[u8], Option<&[u8]>)>,
+        range: (&[u8], Option<&[u8]>),
         guard: &Guard,
         sample: SampleEntry<'_>,
-    ) -> Option<Result<RangeSum>> {
+    ) -> Result<RangeSum> {
         let _ = (range, guard, sample);
-        None
+        Err(Error::Unsupported { engine: Self::NAME, feature: "estimates of ranges" })
     }
     /// Calls `each` with every entry.
     fn for_each(&self, each: impl FnMut(Address));

@@ -102,16 +102,16 @@ impl Index for PlainIndex {
     /// Reads all entries of the range: this index is for comparison only.
     fn estimate(
         &self,
-        range: Option<(&[u8], Option<&[u8]>)>,
+        (first, end): (&[u8], Option<&[u8]>),
         _guard: &Guard,
         sample: SampleEntry<'_>,
-    ) -> Option<Result<RangeSum>> {
-        let bounds = range.map(|(first, end)| Bounds::between(first, end)).filter(|range| !range.is_empty());
+    ) -> Result<RangeSum> {
+        let Bounds { low, high } = Bounds::between(first, end);
         let mut sum = RangeSum::default();
-        let map = self.map.read();
-        let found = bounds.map(|bounds| map.range((bounds.low, bounds.high)));
-        let mut entries = found.into_iter().flatten();
-        Some(entries.try_for_each(|(_, at)| sample(*at).map(|s| sum.add_sample(s, 1.0))).map(|()| sum))
+        for (_, address) in self.map.read().range((low, high)) {
+            sum.add_sample(sample(*address)?, 1.0);
+        }
+        Ok(sum)
     }
 
     fn for_each(&self, each: impl FnMut(Address)) {

@@ -367,8 +367,8 @@ impl EngineReads for KreonEngine {
         Ok(Box::new(KreonCursor::new(self, at, bounds, projection)))
     }
 
-    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
-        self.estimate(bounds)
+    fn estimate_range(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
+        self.estimate(first, end)
     }
 
     fn len(&self) -> Result<u64> {

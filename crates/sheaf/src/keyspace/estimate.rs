@@ -84,7 +84,11 @@ impl Keyspace {
             let engine = state.engine()?;
             if engine.capabilities().ordered || !bounds.is_all() {
                 require_ordered(state, "estimates of ranges")?;
-                return engine.estimate_range(bounds);
+                if bounds.is_empty() {
+                    return Ok(RangeSum::default());
+                }
+                let (first, end) = bounds.first_and_end();
+                return engine.estimate_range(&first, end.as_deref());
             }
             Ok(RangeSum { pairs: to_f64(engine.len()?), bytes: to_f64(engine.log_bytes_needed()) })
         })?;

@@ -199,8 +199,8 @@ impl EngineReads for ReferenceEngine {
         Ok(Box::new(cursor::ReferenceCursor::new(self, at, bounds, projection)))
     }
 
-    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
-        let mut cursor = self.cursor(Seq::LATEST, bounds.clone(), Projection::Pairs)?;
+    fn estimate_range(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
+        let mut cursor = self.cursor(Seq::LATEST, Bounds::between(first, end), Projection::Pairs)?;
         let mut sum = RangeSum::default();
         while cursor.next()? {
             let (key, value) = cursor.pair();

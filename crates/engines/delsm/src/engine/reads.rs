@@ -185,8 +185,8 @@ impl EngineReads for DelsmEngine {
         Ok(Box::new(DelsmCursor::new(self, at, bounds, projection)))
     }
 
-    fn estimate_range(&self, bounds: &Bounds) -> Result<RangeSum> {
-        self.estimate(bounds)
+    fn estimate_range(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
+        self.estimate(first, end)
     }
 
     fn len(&self) -> Result<u64> {

@@ -7,7 +7,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sheaf_engine::contract::Bounds;
 use sheaf_engine::range_estimate::{KeySample, RangeSum, item_at, to_f64};
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
@@ -32,17 +31,13 @@ struct TablePart<'s> {
 impl DelsmEngine {
     /// Estimates number and size of the pairs in a range. Reads at most two blocks of each table of
     /// level 0, two of each level below, and one for each sample. Looks at the ends of all tables.
-    pub(crate) fn estimate(&self, bounds: &Bounds) -> Result<RangeSum> {
-        if bounds.is_empty() {
-            return Ok(RangeSum::default());
-        }
-        let (first, end) = bounds.first_and_end();
+    pub(crate) fn estimate(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let mut sum = state.memtables.estimate((&first, end.as_deref()), &self.keyspace.context, guard)?;
+        let mut sum = state.memtables.estimate((first, end), &self.keyspace.context, guard)?;
         let mut parts = Vec::new();
         for table in state.version.tables() {
-            parts.extend(table_part(table, &first, end.as_deref())?);
+            parts.extend(table_part(table, first, end)?);
         }
         let entries: f64 = parts.iter().map(|part| part.entries).sum();
         let weight = entries / f64::from(SAMPLES);

@@ -294,11 +294,11 @@ impl Index for OrderedIndex {
 
     fn estimate(
         &self,
-        range: Option<(&[u8], Option<&[u8]>)>,
+        range: (&[u8], Option<&[u8]>),
         guard: &Guard,
         sample: SampleEntry<'_>,
-    ) -> Option<Result<RangeSum>> {
-        Some(range.map_or(Ok(RangeSum::default()), |range| self.estimate_tree(range, guard, sample)))
+    ) -> Result<RangeSum> {
+        self.estimate_tree(range, guard, sample)
     }
 
     fn for_each(&self, mut each: impl FnMut(Address)) {

@@ -4,7 +4,6 @@
 //! of both ends are exact. Intervals at places that are spread over these bytes give the pairs per
 //! byte: each is read if it is not in memory, and one of its pairs is sampled.
 
-use sheaf_engine::contract::Bounds;
 use sheaf_engine::range_estimate::{KeySample, RangeSum, content_bytes, item_at, to_f64};
 use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::{self, Guard};
@@ -18,17 +17,13 @@ const SAMPLES: u64 = 32;
 
 impl FlexEngine {
     /// Estimates number and size of the pairs in a range. Reads at most 34 intervals.
-    pub(crate) fn estimate(&self, bounds: &Bounds) -> Result<RangeSum> {
-        if bounds.is_empty() {
-            return Ok(RangeSum::default());
-        }
-        let (first, end) = bounds.first_and_end();
+    pub(crate) fn estimate(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let context = &self.interval_cache.context;
-        let mut sum = state.memtables.estimate((&first, end.as_deref()), context, guard)?;
-        let low = self.place_of(state, &first, guard)?;
-        let high = match &end {
+        let mut sum = state.memtables.estimate((first, end), context, guard)?;
+        let low = self.place_of(state, first, guard)?;
+        let high = match end {
             Some(end) => self.place_of(state, end, guard)?,
             None => state.index.tree.len(),
         };

@@ -6,7 +6,6 @@
 
 use std::ops::Range;
 
-use sheaf_engine::contract::Bounds;
 use sheaf_engine::memtable::ArenaOffset;
 use sheaf_engine::range_estimate::{EstimatedTree, KeySample, RangeSum, content_bytes, estimate_tree};
 use sheaf_log::segment::Address;
@@ -22,21 +21,17 @@ use crate::tree::{KreonState, Level};
 impl KreonEngine {
     /// Estimates number and size of the pairs in a range. Reads two paths of each level, and a leaf
     /// for each sample.
-    pub(crate) fn estimate(&self, bounds: &Bounds) -> Result<RangeSum> {
-        if bounds.is_empty() {
-            return Ok(RangeSum::default());
-        }
-        let (first, end) = bounds.first_and_end();
+    pub(crate) fn estimate(&self, first: &[u8], end: Option<&[u8]>) -> Result<RangeSum> {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let mut sum = RangeSum::default();
         for memtable in state.memtables.filled() {
             let sample = |place| self.sample_record(state, memtable, place, guard);
-            sum += memtable.estimate((&first, end.as_deref()), guard, &sample)?;
+            sum += memtable.estimate((first, end), guard, &sample)?;
         }
         for level in &*state.levels {
             let nodes = LevelNodes { engine: self, state, level, guard };
-            sum += estimate_tree(&nodes, &first, end.as_deref())?;
+            sum += estimate_tree(&nodes, first, end)?;
         }
         Ok(sum)
     }
