@@ -225,6 +225,10 @@ pub fn a_renamed_keyspace_keeps_its_times_of_expiry(fixture: &Fixture) {
     drop((ks, other));
     let db = fixture.reopen(db);
     assert_eq!(names(&db), ["old"]);
+    expiring(&db, "old").rename("third").unwrap();
+    let seq = db.snapshot().unwrap().seq();
+    let db = fixture.reopen(db);
+    assert_eq!(db.snapshot().unwrap().seq(), seq, "the opening finds the index by the new name");
 }
 
 pub fn a_backup_has_the_names_of_its_time(fixture: &Fixture) {
