@@ -541,7 +541,7 @@ impl EngineCheckpoint for KreonEngine {
     }
 
     fn image_superseded(&self) {
-        self.level_store.space.image_superseded(&epoch::pin());
+        self.level_store.space.image_superseded();
     }
 
     fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {

@@ -289,8 +289,8 @@ pub(crate) fn publish(
         level_store.filters.replace(node.at.page, node.filter, guard);
     }
     let replaced = std::mem::take(&mut edit.replaced_pages);
-    let free = level_store.space.release_pages(&replaced);
+    level_store.space.release_pages(&replaced);
     replaced.iter().for_each(|(page, _)| level_store.cache.remove(*page, guard));
-    level_store.space.free_pages(&free);
+    level_store.space.free_unreadable_pages(&replaced);
     Ok(PageCost { read: replaced.len() as u64, written })
 }

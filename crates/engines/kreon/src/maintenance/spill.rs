@@ -673,8 +673,8 @@ impl KreonEngine {
 impl LevelStore {
     /// Frees nodes that are no longer part of the levels. Readers of earlier states may still use
     /// them; some nodes exist only in memory.
-    fn free_replaced_nodes(self: &Arc<LevelStore>, gone: &[(u32, u32)], guard: &Guard) {
-        let free = self.space.release_pages(gone);
+    pub(crate) fn free_replaced_nodes(self: &Arc<LevelStore>, gone: &[(u32, u32)], guard: &Guard) {
+        self.space.release_pages(gone);
         let (level_store, gone) = (Arc::clone(self), gone.to_vec());
         guard.defer(move || {
             let guard = &epoch::pin();
@@ -682,7 +682,7 @@ impl LevelStore {
                 level_store.cache.remove(*page, guard);
                 level_store.filters.remove(*page, guard);
             }
-            level_store.space.free_pages(&free);
+            level_store.space.free_unreadable_pages(&gone);
         });
         guard.flush();
     }

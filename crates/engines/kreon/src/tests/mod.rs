@@ -7,6 +7,7 @@ pub(crate) mod fixture;
 mod interleavings;
 mod level_tree;
 mod live_bitmap;
+mod page_reuse;
 mod removed_keys;
 mod spills;
 mod views;

@@ -9,14 +9,15 @@
 //! ```text
 //!  free ── allocate ─> in no image ── image ─> in an image ── replaced ─> waits for the next image
 //!   ^                       │ replaced                                           │ image published
-//!   └───────────────────────┴─────────────── image superseded ───────────────────┘
+//!   └── readers gone ───────┴─────────────── image superseded ───────────────────┘
 //! ```
 //!
 //! While pages are pinned ([`LevelFile::pin_pages`]), no page becomes free.
 //!
 //! ## Invariants
 //!
-//! 1. A page becomes free through the epoch, when no reader can refer to it.
+//! 1. A page becomes free only when no reader can refer to it and its node has left the cache. One
+//!    function does both through the epoch. It may run before or after the image is superseded.
 //! 2. No image that a slot of ROOT refers to, or may refer to later, contains a free page.
 //!
 //! ## Crash
@@ -35,7 +36,6 @@ use sheaf_platform::disk::File;
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::memory::block_alloc::BlockBox;
 use sheaf_platform::sync::Mutex;
-use sheaf_platform::sync::epoch::Guard;
 
 use super::cache::CachedNode;
 use super::node::{Node, NodeRef};
@@ -106,6 +106,10 @@ struct PageAllocator {
     leaving_with_image: Vec<(u32, u32)>,
     /// Nodes that only images before the current one contain, the oldest first.
     superseded_images: VecDeque<Vec<(u32, u32)>>,
+    /// First pages of the replaced nodes that readers may refer to and the cache may contain.
+    readable: PageBits,
+    /// First pages of those `readable` nodes that no image contains.
+    readable_without_image: PageBits,
     /// Number of pins.
     pin_count: usize,
     /// Pages that become free when the last pin is released.
@@ -424,25 +428,31 @@ impl LevelFile {
         self.write(nodes)
     }
 
-    /// Marks nodes as unused by the published levels. Returns those that no image can contain: they
-    /// become free when no reader can refer to them (see [`LevelFile::free_pages`]).
-    pub(crate) fn release_pages(&self, gone: &[(u32, u32)]) -> Vec<(u32, u32)> {
-        let mut free = Vec::new();
+    /// Marks nodes as unused by the published levels. Readers may still refer to them, until
+    /// [`LevelFile::free_unreadable_pages`] is called.
+    pub(crate) fn release_pages(&self, gone: &[(u32, u32)]) {
         let mut pages = self.pages.lock();
         for (page, len) in gone.iter().copied() {
             pages.set_used(page, len, false);
-            match pages.allocated_since_image.set(page, false) {
-                true => free.push((page, len)),
-                false => pages.replaced_since_image.push((page, len)),
+            pages.readable.set(page, true);
+            if pages.allocated_since_image.set(page, false) {
+                pages.readable_without_image.set(page, true);
+            } else {
+                pages.replaced_since_image.push((page, len));
             }
         }
-        free
     }
 
-    /// Frees pages.
-    pub(crate) fn free_pages(&self, free: &[(u32, u32)]) {
+    /// Called when no reader can refer to released nodes and none of them is in the cache. Frees
+    /// those that no image contains. The others become free with their last image.
+    pub(crate) fn free_unreadable_pages(&self, gone: &[(u32, u32)]) {
         let mut pages = self.pages.lock();
-        free.iter().for_each(|(page, len)| pages.free_when_unpinned(*page, *len));
+        for (page, len) in gone.iter().copied() {
+            pages.readable.set(page, false);
+            if pages.readable_without_image.set(page, false) {
+                pages.free_when_unpinned(page, len);
+            }
+        }
     }
 
     /// Pins the pages in use.
@@ -455,18 +465,6 @@ impl LevelFile {
     pub(crate) fn cancel_allocation(&self, taken: &[(u32, u32)]) {
         let mut pages = self.pages.lock();
         taken.iter().for_each(|(page, len)| pages.cancel(*page, *len));
-    }
-
-    fn free_later(&self, runs: Vec<(u32, u32)>, guard: &Guard) {
-        if runs.is_empty() {
-            return;
-        }
-        let pages = Arc::clone(&self.pages);
-        guard.defer(move || {
-            let mut pages = pages.lock();
-            runs.into_iter().for_each(|(page, len)| pages.free_when_unpinned(page, len));
-        });
-        guard.flush();
     }
 
     /// Makes everything written durable. Returns the pages of the next image: their number, and a
@@ -494,9 +492,15 @@ impl LevelFile {
     }
 
     /// Called when no slot of ROOT refers to the previous image.
-    pub(crate) fn image_superseded(&self, guard: &Guard) {
-        let gone = self.pages.lock().superseded_images.pop_front().unwrap_or_default();
-        self.free_later(gone, guard);
+    pub(crate) fn image_superseded(&self) {
+        let mut pages = self.pages.lock();
+        for (page, len) in pages.superseded_images.pop_front().unwrap_or_default() {
+            if pages.readable.contains(page) {
+                pages.readable_without_image.set(page, true);
+            } else {
+                pages.free_when_unpinned(page, len);
+            }
+        }
     }
 
     /// Whether a large part of the file becomes free with the next image.
