@@ -5,7 +5,7 @@
 //!
 //! With all rules on, no invariant breaks (`tests/all_rules.rs`, `tests/parallel_commit.rs`). With
 //! one rule off, the checker finds the scenario that it prevents. Change a rule only with its
-//! model. [`ProtocolRules`] lists them: R1 to R21 in docs/commit.md, W1 to W13 in decisions/0027.
+//! model. [`ProtocolRules`] lists them: R1 to R22 in docs/commit.md, W1 to W13 in decisions/0027.
 //!
 //! [`window`], [`stripes`], [`views`], [`freeze`] model parallel commits (decisions/0027),
 //! [`memtable_queue`] frozen memtables (0036), [`range_checks`] transactions (0051), [`retention`]
@@ -34,6 +34,7 @@
 pub mod blob;
 pub mod commit_order;
 pub mod conditional_commit;
+pub mod damaged_log;
 pub mod disk;
 pub mod explore;
 pub mod freeze;

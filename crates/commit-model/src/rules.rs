@@ -292,6 +292,12 @@ pub struct ProtocolRules {
     /// R21: ROOT has the names at its floor, not the newest ones.
     pub root_has_the_names_at_its_floor: bool,
 
+    // Recovery with a damaged log (module `damaged_log`).
+    /// R22: if one log is damaged, all complete frames of the other one count.
+    pub all_commits_beside_a_damaged_log_count: bool,
+    /// R22, R10: if no log is damaged, the first missing seq or part ends the order.
+    pub gaps_end_the_order_of_whole_logs: bool,
+
     // Replay of the journal (module `journal_replay`, decisions/0039).
     /// One thread at a time replays a partition.
     pub a_partition_has_one_thread: bool,
@@ -416,6 +422,8 @@ impl ProtocolRules {
         range_removals_record_their_range: true,
         renames_are_one_commit: true,
         root_has_the_names_at_its_floor: true,
+        all_commits_beside_a_damaged_log_count: true,
+        gaps_end_the_order_of_whole_logs: true,
         a_partition_has_one_thread: true,
         the_first_unread_segment_has_room: true,
         errors_wait_for_earlier_records: true,

@@ -15,11 +15,6 @@
 //! ## Blind spots
 //!
 //! Damage while the database is open; a checksum that matches by chance.
-//!
-//! **A known fault** is outside of the workloads: a commit has parts in two logs, a later synced
-//! commit is in one log only, and this log's only segment is lost after a kill. Then nothing proves
-//! that the first commit was durable. Its part in the other log is dropped, and that keyspace
-//! returns an older state without an error (`B[2.3=60,1.4=55] S[0.4=600,1.4=80] 0.5=33 1.5=44`).
 
 pub mod damages;
 pub mod sweep;

@@ -8,7 +8,8 @@
 //!    segments, also marks behind an invalid frame. All commits up to it were durable. So a missing
 //!    one is damage, not the remains of an interrupted write.
 //! 2. The first missing or incomplete commit above the floor does not count, and none after it. The
-//!    cut is the last commit before it.
+//!    cut is the last commit before it. If one log is damaged, the missing commits may have been in
+//!    it. Then all complete commits of the other log count (commit.md R22).
 //! 3. If durable commits are missing, a log is damaged, and the strongest evidence tells where. A
 //!    durable mark behind an invalid frame comes first. Then come other damage of a log, and valid
 //!    frames behind an invalid one. Weaker are a wrong header that is not blank, and nonzero bytes
@@ -38,6 +39,8 @@ struct SeenCommit {
 #[derive(Default)]
 struct TailScan {
     commits: HashMap<Seq, SeenCommit>,
+    /// By log: the last commit with a complete part that no invalid frame precedes.
+    last_complete: [Seq; LogId::ALL.len()],
     known_durable: Seq,
     /// Logs with a durable mark behind an invalid frame, and the error of that frame.
     watermarks_behind: Vec<(LogId, Seq, Error)>,
@@ -56,11 +59,20 @@ struct SegmentReading {
     last_seq: Seq,
     /// Commit with a first frame in this log and no last frame so far.
     open_run: Option<Seq>,
+    /// Last commit with a complete part in this log.
+    last_complete: Seq,
 }
 
 impl Default for SegmentReading {
     fn default() -> SegmentReading {
-        SegmentReading { runs: Vec::new(), end: DATA_START, frames: 0, last_seq: Seq::ZERO, open_run: None }
+        SegmentReading {
+            runs: Vec::new(),
+            end: DATA_START,
+            frames: 0,
+            last_seq: Seq::ZERO,
+            open_run: None,
+            last_complete: Seq::ZERO,
+        }
     }
 }
 
@@ -123,6 +135,7 @@ impl TailScan {
                 let seen = self.commits.entry(header.seq).or_default();
                 seen.parts = header.parts;
                 seen.complete |= 1 << header.part.min(7);
+                reading.last_complete = header.seq;
             }
             reading.open_run = None;
         }
@@ -170,6 +183,7 @@ impl Recovery<'_> {
                 next = next.next();
             }
         }
+        next = next.max(self.end_beside_damage(&survey));
         self.cut = if next == first { self.root.floor } else { Seq(next.0 - 1) };
         assert!(self.root.floor <= self.cut, "tail_scan (I2): commits up to ROOT's floor count");
         // Blobs up to the durable mark need no rewrite; they may be superseded or adopted since.
@@ -178,6 +192,19 @@ impl Recovery<'_> {
             survey.blobs.iter().filter(|(seq, _)| doubtful.contains(seq)).map(|(_, b)| *b).collect();
         self.apply_cut();
         Ok(())
+    }
+
+    /// If a log is damaged, returns the number behind the last commit that counts in the other log
+    /// (I2). A commit there without its value ends the order: a crash has interrupted it.
+    fn end_beside_damage(&self, survey: &TailScan) -> Seq {
+        let is_damaged = |log: &LogId| self.damaged_logs[log.index()].is_some();
+        if !LogId::ALL.iter().any(is_damaged) {
+            return Seq::ZERO;
+        }
+        let served = LogId::ALL.into_iter().filter(|log| !is_damaged(log));
+        let last = served.map(|log| survey.last_complete[log.index()]).max().unwrap_or(Seq::ZERO);
+        let interrupted = survey.commits.iter().filter(|(_, seen)| seen.bad_blob).map(|(seq, _)| *seq).min();
+        interrupted.map_or(last.next(), |seq| seq.min(last.next()))
     }
 
     /// Returns whether the blob is present and matches its record. A failed read is an error, and
@@ -272,6 +299,7 @@ impl Recovery<'_> {
         let mut crossing: HashMap<SegmentId, Seq> = HashMap::new();
         let mut torn: Option<Error> = None;
         let mut water_behind = None;
+        let mut is_torn = false;
         survey.successors.clear();
         for found in &mut self.logs[log.index()] {
             if found.is_sealed() {
@@ -288,6 +316,11 @@ impl Recovery<'_> {
                 survey.note(&scanned, self.root.floor, &mut reading, &mut crossing);
             }
             let stop = scan.stop();
+            if !is_torn {
+                let last = &mut survey.last_complete[log.index()];
+                *last = reading.last_complete.max(*last);
+            }
+            is_torn |= matches!(stop, ScanEnd::Torn(..));
             (found.runs, found.end) = (reading.runs, reading.end);
             (found.frames, found.last_seq) = (reading.frames, reading.last_seq);
             let lost = match stop {

@@ -20,13 +20,13 @@
 //! 2. Survivors: the range puts in doubt all versions up to the highest seq of the segment. The
 //!    lost copy may have been the only one of its version, while another segment has a copy of an
 //!    older version.
-//! 3. A durable number that is missing outside of all ranges was in a log that ends too early. Any
-//!    log may be that one.
-//! 4. A missing segment that ROOT or a seal refers to may have had commits above all known ones.
-//!    They may have superseded any version of its log.
-//! 5. The journal has the catalog: a damaged range above ROOT's floor may have created, cleared or
-//!    dropped keyspaces.
+//! 3. A durable number that is missing outside of all ranges was in some log that ends too early.
+//! 4. A missing segment that ROOT or a seal refers to may have had commits above all known ones,
+//!    which may have superseded any version of its log.
+//! 5. The journal has the catalog: a damaged range above ROOT's floor may have changed keyspaces.
 //! 6. Records before the checkpoint are not scanned: damage there costs only those records.
+//! 7. If exactly one log has lost commits, the other one has a complete prefix of its own, and all
+//!    of that counts (commit.md R22). The lost ones may have superseded any version of their log.
 
 use std::collections::{HashMap, HashSet};
 
@@ -39,8 +39,9 @@ use crate::recovery::replay::replay_start;
 use sheaf_log::blob::BlobRef;
 use sheaf_log::frame::{FrameKind, MAX_SEQ};
 use sheaf_log::record::{Record, RecordContent};
-use sheaf_log::segment::{DATA_START, ScannedFrame};
+use sheaf_log::segment::{DATA_START, ScannedFrame, Segment};
 use sheaf_log::types::{LogId, SegmentId, Seq};
+use sheaf_platform::error::Error;
 
 /// Maximum number of damaged ranges that are examined one by one.
 const MAX_DAMAGED_RANGES: usize = 100_000;
@@ -57,6 +58,17 @@ pub(super) struct Doubts {
     pub(super) missing: Vec<(Seq, Seq)>,
 }
 
+impl Doubts {
+    /// Puts in doubt all versions of a log up to `seq`, and with the journal the catalog.
+    fn doubt_log(&mut self, log: LogId, seq: Seq) {
+        let doubt = |doubted: &mut Seq| *doubted = seq.max(*doubted);
+        doubt(&mut self.logs[log.index()]);
+        if log == LogId::Journal {
+            doubt(&mut self.catalog);
+        }
+    }
+}
+
 /// Damaged range and the commits around it.
 struct DamageEvidence {
     log: LogId,
@@ -64,6 +76,8 @@ struct DamageEvidence {
     segment: SegmentId,
     lo: Seq,
     hi: Option<Seq>,
+    /// The range was durable: ROOT knows it.
+    is_durable: bool,
     damaged_range: DamagedRange,
     path: std::path::PathBuf,
 }
@@ -76,6 +90,14 @@ struct DamageScan {
     parts: HashMap<Seq, (u8, u16)>,
     known_durable: Seq,
     newest: Seq,
+    /// By log: the last commit with a complete part that no invalid frame precedes.
+    last_complete: [Seq; LogId::ALL.len()],
+    /// Logs with an invalid frame, or with a segment that does not end with a seal.
+    is_torn: [bool; LogId::ALL.len()],
+    /// By log: the last durable mark behind a damaged range of its segment.
+    mark_behind: [Seq; LogId::ALL.len()],
+    /// Segments that ROOT or a seal refers to and that cannot be read, with the error.
+    unreadable: Vec<(LogId, Error)>,
     evidence: Vec<DamageEvidence>,
     /// Logs with more damaged ranges than are examined.
     has_too_much_damage: [bool; LogId::ALL.len()],
@@ -98,6 +120,7 @@ pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList)
         }
         recovery.logs[log.index()] = founds;
     }
+    survey.find_unreadable(recovery);
     let mut doubts = Doubts::default();
     if recovery.root.is_clean {
         recovery.cut = recovery.root.floor;
@@ -109,7 +132,7 @@ pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList)
     }
     if !is_substitute(recovery.root) {
         survey.doubt(recovery, &mut doubts);
-        survey.doubt_missing(recovery, &mut doubts, damages);
+        survey.doubt_missing(recovery.cut, &mut doubts, damages);
     }
     let cut = recovery.cut;
     for evidence in survey.evidence.iter().filter(|e| e.lo < cut || e.hi.is_some_and(|hi| hi <= cut)) {
@@ -135,6 +158,9 @@ impl DamageScan {
         if may_go_on {
             (found.frames, found.end) = (0, DATA_START);
         }
+        // The value log has two tails: an earlier segment may be that of the other one.
+        self.is_torn[log.index()] &= log != LogId::ValueLog;
+        let (mut is_sealed, mut has_damage) = (found.is_sealed(), false);
         let (mut lo, mut open_run) = (Seq::ZERO, self.crossing.remove(&id));
         let FoundSegment { segment, runs, frames, last_seq, end: reached, .. } = found;
         let segment = &*segment;
@@ -142,21 +168,10 @@ impl DamageScan {
             let scanned = match part {
                 ScanPart::Frame(scanned) => scanned,
                 ScanPart::Damaged(hole) => {
-                    open_run = None;
-                    if self.evidence.len() >= MAX_DAMAGED_RANGES {
-                        self.has_too_much_damage[log.index()] = true;
-                        return;
-                    }
-                    let path = segment.path().to_path_buf();
-                    self.evidence.push(DamageEvidence {
-                        log,
-                        is_commit_stream: is_order,
-                        segment: id,
-                        lo,
-                        hi: None,
-                        damaged_range: hole,
-                        path,
-                    });
+                    (open_run, has_damage) = (None, true);
+                    self.is_torn[log.index()] |= may_go_on;
+                    let is_durable = may_go_on && hole.from < end;
+                    self.note_damage(log, segment, lo, is_durable, hole);
                     return;
                 }
             };
@@ -167,8 +182,12 @@ impl DamageScan {
             }
             let water = scanned.frame.watermark().unwrap_or_default().min(Seq(MAX_SEQ / 2));
             self.known_durable = self.known_durable.max(water);
+            if is_order && has_damage {
+                self.mark_behind[log.index()] = water.max(self.mark_behind[log.index()]);
+            }
             match header.kind {
                 FrameKind::Seal => {
+                    is_sealed = true;
                     self.successors.extend(scanned.frame.successor().map(|next| (log, next)));
                     self.crossing.extend(scanned.frame.successor().zip(open_run));
                 }
@@ -185,18 +204,44 @@ impl DamageScan {
                     if may_go_on && runs.last().is_none_or(|(_, seq)| *seq != lo) {
                         runs.push((before, lo));
                     }
-                    self.note_commit(scanned, floor, &mut open_run);
+                    self.note_commit(log, scanned, floor, &mut open_run);
                 }
                 _ => {}
             }
         });
         debug_assert!(!may_go_on || at == *reached);
+        self.is_torn[log.index()] |= !is_sealed;
         let last = if found.is_sealed() { Some(found.last_seq) } else { None };
         for evidence in self.evidence.iter_mut().filter(|e| e.log == log && e.segment == id) {
             if !is_order || evidence.hi.is_none() {
                 evidence.hi = last;
             }
         }
+    }
+
+    /// Records a damaged range behind commit `lo`.
+    fn note_damage(
+        &mut self,
+        log: LogId,
+        segment: &Segment,
+        lo: Seq,
+        is_durable: bool,
+        damaged_range: DamagedRange,
+    ) {
+        if self.evidence.len() >= MAX_DAMAGED_RANGES {
+            self.has_too_much_damage[log.index()] = true;
+            return;
+        }
+        self.evidence.push(DamageEvidence {
+            log,
+            is_commit_stream: segment.identity().stream == 0,
+            segment: segment.id(),
+            lo,
+            hi: None,
+            is_durable,
+            damaged_range,
+            path: segment.path().to_path_buf(),
+        });
     }
 
     /// Records that commit `seq` is behind the damaged ranges so far in its segment.
@@ -207,7 +252,13 @@ impl DamageScan {
         }
     }
 
-    fn note_commit(&mut self, scanned: &ScannedFrame<'_>, floor: Seq, open_run: &mut Option<Seq>) {
+    fn note_commit(
+        &mut self,
+        log: LogId,
+        scanned: &ScannedFrame<'_>,
+        floor: Seq,
+        open_run: &mut Option<Seq>,
+    ) {
         let header = scanned.frame.header;
         if header.is_first() {
             *open_run = Some(header.seq);
@@ -222,6 +273,9 @@ impl DamageScan {
             return;
         }
         if *open_run == Some(header.seq) {
+            if !self.is_torn[log.index()] {
+                self.last_complete[log.index()] = header.seq.max(self.last_complete[log.index()]);
+            }
             match header.parts {
                 0 => {}
                 1 => self.complete.add(header.seq),
@@ -256,31 +310,53 @@ impl DamageScan {
             next
         };
         let first = root.first_seq.max(root.floor.next());
-        let mut next = follow(first);
+        let first_missing = follow(first);
+        let mut next = first_missing;
         if next <= self.known_durable {
             doubts.missing = self.complete.absent(first, self.known_durable);
             next = follow(self.known_durable.next());
         }
+        if let [(lost, true), (whole, false)] | [(whole, false), (lost, true)] =
+            LogId::ALL.map(|log| (log, self.has_lost_commits(log, first_missing)))
+        {
+            let last = self.last_complete[whole.index()].next();
+            let end = bad.iter().min().map_or(last, |interrupted| last.min(*interrupted));
+            if end > next {
+                next = end;
+                doubts.doubt_log(lost, Seq(next.0 - 1)); // (I7)
+            }
+        }
         if next == first { root.floor } else { Seq(next.0 - 1) }
     }
 
-    /// Adds the doubts that missing segments cause (I4).
-    fn doubt_missing(&self, recovery: &Recovery<'_>, doubts: &mut Doubts, damages: &mut DamageList) {
-        if recovery.root.is_clean {
+    /// Finds the unreadable segments that ROOT or a seal refers to.
+    fn find_unreadable(&mut self, recovery: &Recovery<'_>) {
+        if recovery.root.is_clean || is_substitute(recovery.root) {
             return;
         }
         let listed = LogId::ALL.into_iter().flat_map(|log| {
             let open = recovery.root.logs[log.index()].segments.iter().filter(|entry| !entry.is_sealed);
             open.map(move |entry| (log, entry.id))
         });
-        for (log, id) in self.successors.iter().copied().chain(listed) {
-            let Some(error) = recovery.unreadable_error(log, id) else { continue };
-            damages.note_error(&error);
-            doubts.logs[log.index()] = recovery.cut;
-            if log == LogId::Journal {
-                doubts.catalog = recovery.cut;
-            }
+        let named = self.successors.iter().copied().chain(listed);
+        self.unreadable =
+            named.filter_map(|(log, id)| Some((log, recovery.unreadable_error(log, id)?))).collect();
+    }
+
+    /// Adds the doubts that missing segments cause (I4).
+    fn doubt_missing(&self, cut: Seq, doubts: &mut Doubts, damages: &mut DamageList) {
+        for (log, error) in &self.unreadable {
+            damages.note_error(error);
+            doubts.doubt_log(*log, cut);
         }
+    }
+
+    /// Returns whether a log has surely lost commits from `first_missing` on.
+    fn has_lost_commits(&self, log: LogId, first_missing: Seq) -> bool {
+        let is_lost = |e: &DamageEvidence| e.log == log && e.is_commit_stream && e.is_durable;
+        self.mark_behind[log.index()] >= first_missing
+            || self.unreadable.iter().any(|(lost, _)| *lost == log)
+            || self.evidence.iter().any(is_lost)
     }
 
     fn doubt(&self, recovery: &Recovery<'_>, doubts: &mut Doubts) {
@@ -311,11 +387,6 @@ impl DamageScan {
         // An earlier opening found the log damaged, or there are too many ranges to examine.
         let is_beyond =
             |log: &LogId| root.logs[log.index()].is_broken || self.has_too_much_damage[log.index()];
-        for log in LogId::ALL.into_iter().filter(is_beyond) {
-            doubts.logs[log.index()] = cut;
-            if log == LogId::Journal {
-                doubts.catalog = cut;
-            }
-        }
+        LogId::ALL.into_iter().filter(is_beyond).for_each(|log| doubts.doubt_log(log, cut));
     }
 }

@@ -4,7 +4,9 @@
 //! CI samples some damages of each engine; a campaign (`repair`) has no limit.
 
 use sheaf_testkit::fixture::TestSubject;
-use sheaf_testkit::repairs::{self, RepairFlaw};
+use sheaf_testkit::repairs::{self, ExtraDamage, RepairFlaw};
+
+use crate::corruption::killed_databases_without_a_file;
 
 sheaf_testkit::every_engine!(repair_suite);
 
@@ -29,5 +31,17 @@ fn a_repair_that_trusts_doubtful_data_is_detected() {
 fn a_repair_with_unreported_losses_is_detected() {
     for subject in [TestSubject::flat(), TestSubject::flex()] {
         assert!(repairs::is_flaw_found(&subject, RepairFlaw::SilentLoss, 20), "{subject:?}: not found");
+    }
+}
+
+/// Regression: like an opening, a repair took a commit for one that the kill had interrupted,
+/// because its other part was in the missing file.
+#[test]
+fn a_repair_without_a_file_of_a_killed_database_reports_all_losses() {
+    for (case, stored_db, damages) in killed_databases_without_a_file() {
+        for damage in damages {
+            let result = repairs::check_repair(&stored_db, &damage, ExtraDamage::None, RepairFlaw::None);
+            result.unwrap_or_else(|error| panic!("{case}, {damage}: {error}"));
+        }
     }
 }
