@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::field;
 use crate::invariants;
+use crate::layers;
 use crate::prose;
 use crate::safety;
 use crate::shell::{self, cargo, interleavings};
@@ -127,6 +128,8 @@ pub(crate) fn run() -> Result<(), String> {
     safety::safety(&[])?;
     println!("\n== sizes");
     sizes::sizes(&[])?;
+    println!("\n== layers");
+    layers::layers(&[])?;
     step(clippy())?;
     cross::cross_in_ci()?;
     let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf-db/metrics,sheaf-db/tokio"]);

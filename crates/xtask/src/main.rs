@@ -16,6 +16,7 @@ mod emulate;
 mod field;
 mod filesystems;
 mod invariants;
+mod layers;
 mod ledger;
 mod prose;
 mod release;
@@ -50,6 +51,7 @@ cargo xtask invariants                          each numbered invariant of a mod
 cargo xtask safety                              each unsafe block, impl and function has a note of at most three lines
 cargo xtask sizes [--totals]                    files have at most 720 lines, functions at most 80 (99 of 100 at most 50), and
                                                 folders at most 20 Rust files; --totals prints the largest
+cargo xtask layers [--list]                     imports within the store that point upwards, at most 8; --list prints them
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
 cargo xtask golden                              makes the golden databases of the format that may still change
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Some("invariants") => invariants::invariants(&words[1..]),
         Some("safety") => safety::safety(&words[1..]),
         Some("sizes") => sizes::sizes(&words[1..]),
+        Some("layers") => layers::layers(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),
         Some("golden") if words.len() == 1 => golden(),
         Some("release") => release::release(&words[1..]),
