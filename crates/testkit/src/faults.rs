@@ -585,9 +585,9 @@ macro_rules! fault_suite {
                 // covers them with more operations. Engines with files of their own make several
                 // times as many calls per operation. Campaigns fail every call of 300 operations.
                 let (operations, nth) = match subject.engine {
-                    "flat" => (300, 11),
-                    $crate::reference_engine::NAME => (100, 5),
-                    _ => (100, 7),
+                    "flat" => (300, 17),
+                    $crate::reference_engine::NAME => (100, 7),
+                    _ => (100, 11),
                 };
                 let budget = Budget::seconds(f64::INFINITY);
                 let report = $crate::faults::every_nth_call(&subject, 5, operations, nth, budget);

@@ -111,7 +111,7 @@ fn readme_tests() -> Result<(), String> {
     if memory.is_none() {
         return Ok(()); // all tests ran on the device
     }
-    let on_device = ["conformance::flex::", "conformance::flat::", "kill::", "backups::"];
+    let on_device = ["conformance::flex::", "conformance::flat::", "backups::"];
     let words = [&["test", "--locked", "--test", "suites", "--"][..], &on_device].concat();
     step(with_test_threads(cargo(&words)))
 }

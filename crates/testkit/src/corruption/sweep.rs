@@ -484,9 +484,9 @@ macro_rules! corruption_suite {
                 let subject = $subject;
                 // Engines with files of their own need more time for an opening.
                 let cases = subject.ci_cases(match subject.engine {
-                    "flex" => 5_000,
-                    "cedrus" | "kreon" | "delsm" => 7_500,
-                    _ => 12_500,
+                    "flex" => 3_000,
+                    "cedrus" | "kreon" | "delsm" => 5_000,
+                    _ => 8_000,
                 });
                 let budget = $crate::totals::Budget::cases(cases).workers(2);
                 $crate::corruption::sweep::run(&subject, 1, budget).must_hold(cases);

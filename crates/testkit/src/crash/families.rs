@@ -339,42 +339,42 @@ macro_rules! crash_suite {
 
             #[test]
             fn every_short_workload_survives_every_power_cut_also_in_recovery() {
-                holds(WorkloadFamily::Short, 8_000, 8_000);
+                holds(WorkloadFamily::Short, 5_000, 5_000);
             }
 
             #[test]
             fn cleaning_and_checkpoints_survive_every_power_cut() {
-                holds(WorkloadFamily::Loaded, 3_000, 3_000);
+                holds(WorkloadFamily::Loaded, 2_000, 2_000);
             }
 
             #[test]
             fn acknowledged_commits_survive_power_cuts_as_a_prefix() {
-                holds(WorkloadFamily::Plain, 3_000, 3_000);
+                holds(WorkloadFamily::Plain, 2_000, 2_000);
             }
 
             #[test]
             fn cleaning_and_checkpoints_lose_nothing_and_bring_nothing_back() {
-                holds(WorkloadFamily::Busy, 2_500, 2_500);
+                holds(WorkloadFamily::Busy, 1_500, 1_500);
             }
 
             #[test]
             fn large_values_are_complete_or_absent() {
-                holds(WorkloadFamily::Large, 3_000, 3_000);
+                holds(WorkloadFamily::Large, 2_000, 2_000);
             }
 
             #[test]
             fn power_cuts_during_keyspace_creation_and_drop_lose_nothing() {
-                holds(WorkloadFamily::Drops, 3_000, 3_000);
+                holds(WorkloadFamily::Drops, 2_000, 2_000);
             }
 
             #[test]
             fn torn_sectors_odd_lengths_and_garbage_are_no_commits() {
-                holds(WorkloadFamily::Torn, 2_500, 2_500);
+                holds(WorkloadFamily::Torn, 1_500, 1_500);
             }
 
             #[test]
             fn a_crash_in_a_load_or_a_conversion_leaves_the_old_keyspace_or_the_new_one() {
-                holds(WorkloadFamily::Moving, 3_000, 3_000);
+                holds(WorkloadFamily::Moving, 2_000, 2_000);
             }
 
             #[test]

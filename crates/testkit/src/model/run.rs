@@ -94,7 +94,7 @@ macro_rules! model_suite {
         mod $module {
             #[test]
             fn random_operations_match_a_map() {
-                let cases = $subject.ci_cases(250_000);
+                let cases = $subject.ci_cases(150_000);
                 let budget = $crate::totals::Budget::cases(cases).workers(2);
                 $crate::model::run(&$subject, 0, budget).must_hold(cases);
             }

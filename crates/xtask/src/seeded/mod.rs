@@ -209,7 +209,7 @@ fn run(test: &BugTest, program: &Path, log: &Path, limit: Duration) -> Result<Te
     let mut command = Command::new(program);
     command.args(["--exact", test.name]).stdin(Stdio::null());
     command.stderr(file.try_clone().map_err(in_log)?).stdout(file);
-    command.env("SHEAF_CASES_FACTOR", "2"); // random tests run more cases than in CI
+    command.env("SHEAF_CASES_FACTOR", "4"); // random tests run more cases than in CI
     if let Some(engine) = test.engine {
         command.env("SHEAF_ENGINE", engine);
     }
