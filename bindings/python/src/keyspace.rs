@@ -147,6 +147,20 @@ impl RawKeyspace {
         self.call(py, |keyspace| keyspace.size_of(bytes))
     }
 
+    /// Return the approximate number of the pairs in a range, and the bytes that they take.
+    #[pyo3(signature = (start=None, stop=None, prefix=None))]
+    fn raw_estimate(
+        &self,
+        py: Python<'_>,
+        start: Option<&Bound<'_, PyAny>>,
+        stop: Option<&Bound<'_, PyAny>>,
+        prefix: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(u64, u64)> {
+        let range = range((start, true), (stop, false), prefix)?;
+        let estimate = self.call(py, |keyspace| keyspace.estimate_range(range))?;
+        Ok((estimate.pairs, estimate.bytes))
+    }
+
     /// Remove the pair with the smallest key and return it, or `None`.
     fn pop_first<'py>(&self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
         Ok(optional_pair(py, self.call(py, Keyspace::pop_first)?))

@@ -27,6 +27,7 @@ def test_calls_are_awaitable(path: Path, tmp_path: Path) -> None:
             await db.persist()
             assert (await db.backup(tmp_path / "backup")).seq == db.sync.seq
             assert (await db.verify()).findings == 0
+            assert (await users.estimate_range(prefix=b"00")).pairs == 9
             await users.remove_range(prefix=b"00")
             assert await users.count() == 190
             await users.clear()

@@ -177,6 +177,23 @@ def test_remove_range(users: sheaf.Keyspace) -> None:
     assert len(users) == 0
 
 
+def test_estimates_of_ranges(users: sheaf.Keyspace, db: sheaf.Database) -> None:
+    fill(users, 100)
+    assert users.estimate_range(b"010", b"030").pairs == 20
+    assert users.estimate_range(prefix=b"09").pairs == 10
+    assert users.estimate_range(prefix=b"09", stop=b"095").pairs == 5
+    tens = users.estimate_range(start=b"090")
+    assert tens.pairs == 10 and 10 * 11 <= tens.bytes < 10 * 100
+    users.update((b"%05d" % index, bytes(100)) for index in range(20_000))
+    estimate = users.estimate_range(b"05000", b"15000")
+    assert 7_500 < estimate.pairs < 12_500 and estimate.bytes > 7_500 * 105
+    unordered = db.keyspace("unordered", engine="flat")
+    unordered[b"a"] = b"1"
+    assert unordered.estimate_range().pairs == 1
+    with pytest.raises(sheaf.UnsupportedError):
+        unordered.estimate_range(prefix=b"a")
+
+
 @pytest.mark.parametrize("engine", ["flex", "flat", "cedrus"])
 def test_merges(db: sheaf.Database, engine: str) -> None:
     log = db.keyspace("log", engine=engine, merge="append")

@@ -1257,6 +1257,35 @@ uint64_t sheaf_db_seq(sheaf_db *db);
 sheaf_code sheaf_db_quiesce(sheaf_db *db, sheaf_error **error);
 
 /**
+ * Estimates the number of pairs with keys from `start` (included; NULL: the first key) to `end`
+ * (excluded; NULL: all following keys), and the bytes of their keys and values as they are stored.
+ * `pairs` and `bytes` may be NULL. The cost does not grow with the range. A range of at most about
+ * 250 pairs is counted; otherwise the number is usually off by less than a quarter. Needs an
+ * ordered engine, unless `start` and `end` are NULL. Not for keyspaces of snapshots
+ * (`SHEAF_READ_ONLY`): engines estimate the newest state.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_estimate_range(sheaf_keyspace *keyspace,
+                                const sheaf_bytes *start,
+                                const sheaf_bytes *end,
+                                uint64_t *pairs,
+                                uint64_t *bytes,
+                                sheaf_error **error);
+
+/**
+ * Estimates the number and size of the pairs with keys that start with `prefix`, like
+ * `sheaf_estimate_range`. Needs an ordered engine, unless the prefix is empty.
+ *
+ * Threads: any, also at the same time.
+ */
+sheaf_code sheaf_estimate_prefix(sheaf_keyspace *keyspace,
+                                 sheaf_bytes prefix,
+                                 uint64_t *pairs,
+                                 uint64_t *bytes,
+                                 sheaf_error **error);
+
+/**
  * Creates an iterator over the pairs with keys from `start` (included; NULL: the first key) to
  * `end` (excluded; NULL: all following keys), in key order. It shows the state at the call. Needs
  * an ordered engine, unless both are NULL; an unordered engine returns the pairs in any order.

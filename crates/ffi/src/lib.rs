@@ -32,6 +32,7 @@ mod boundary;
 mod bulk_load;
 mod changes;
 mod database;
+mod estimate;
 mod iter;
 mod keyspace;
 mod keyspace_options;

@@ -209,6 +209,16 @@ class Keyspace(RawKeyspace, _Space, MutableMapping[bytes, bytes]):
         """Return a binary file whose bytes become the value of ``key`` when it is closed."""
         return ValueWriter(self.raw_writer(key), durability)
 
+    def estimate_range(
+        self, start: Buffer | None = None, stop: Buffer | None = None, prefix: Buffer | None = None
+    ) -> _reports.RangeEstimate:
+        """Return the approximate number and size of the pairs in a range, without reading all of them.
+
+        A range of at most about 250 pairs is counted; otherwise the number is usually off by less
+        than a quarter. Unordered engines estimate the whole keyspace only.
+        """
+        return _reports.RangeEstimate(*self.raw_estimate(start, stop, prefix))
+
     def stats(self) -> _reports.KeyspaceStats:
         """Return the figures of the keyspace. Counts the keys."""
         return _reports.KeyspaceStats(**self.raw_stats())

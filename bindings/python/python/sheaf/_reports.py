@@ -118,6 +118,14 @@ class KeyspaceStats:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeEstimate:
+    """Approximate number of the pairs in a range, and of the bytes of their keys and values as stored."""
+
+    pairs: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeyspaceInfo:
     """Entry of the list of keyspaces. ``damage`` is set if the keyspace cannot be opened."""
 

@@ -228,6 +228,12 @@ class AsyncKeyspace(AsyncSpace):
         """Replace the value if it is ``expected``, and return true then."""
         return await _run(self._space.compare_and_swap, key, expected, new)
 
+    async def estimate_range(
+        self, start: Buffer | None = None, stop: Buffer | None = None, prefix: Buffer | None = None
+    ) -> _reports.RangeEstimate:
+        """Return the approximate number and size of the pairs in a range, without reading all of them."""
+        return await _run(self._space.estimate_range, start, stop, prefix)
+
     async def remove_range(
         self, start: Buffer | None = None, stop: Buffer | None = None, prefix: Buffer | None = None
     ) -> None:

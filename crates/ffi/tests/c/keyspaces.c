@@ -105,6 +105,46 @@ static void test_single_keys(sheaf_db *db, sheaf_keyspace *users) {
   CHECK(is_empty);
 }
 
+static void test_estimates(sheaf_db *db) {
+  sheaf_keyspace *numbers, *unordered, *shown;
+  sheaf_snapshot *snapshot;
+  sheaf_keyspace_options *hashed;
+  sheaf_bytes start = sheaf_str("17"), end = sheaf_str("40");
+  uint64_t pairs, bytes;
+  char text[12];
+  OK(sheaf_db_keyspace(db, sheaf_str("numbers"), NULL, &numbers, &error));
+  for (int number = 0; number < 100; number++) {
+    snprintf(text, sizeof text, "%02d", number);
+    OK(sheaf_insert(numbers, sheaf_bytes_of(text, 2), sheaf_str("number"), &error));
+  }
+  OK(sheaf_estimate_range(numbers, &start, &end, &pairs, &bytes, &error));
+  CHECK(pairs == 23 && bytes >= 23 * 8);
+  OK(sheaf_estimate_range(numbers, NULL, &start, &pairs, NULL, &error));
+  CHECK(pairs == 17);
+  OK(sheaf_estimate_prefix(numbers, sheaf_str("4"), &pairs, &bytes, &error));
+  CHECK(pairs == 10 && bytes >= 10 * 8 && bytes < 10 * 100);
+  OK(sheaf_estimate_prefix(numbers, sheaf_str("x"), NULL, &bytes, &error));
+  CHECK(bytes == 0);
+  OK(sheaf_db_snapshot(db, &snapshot, &error));
+  OK(sheaf_snapshot_keyspace(snapshot, sheaf_str("numbers"), &shown, &error));
+  EXPECT(SHEAF_READ_ONLY, sheaf_estimate_range(shown, NULL, NULL, &pairs, &bytes, &error));
+  sheaf_keyspace_free(shown);
+  sheaf_snapshot_free(snapshot);
+  sheaf_keyspace_free(numbers);
+  OK(sheaf_db_drop_keyspace(db, sheaf_str("numbers"), &error));
+
+  OK(sheaf_keyspace_options_create(sheaf_str("flat"), &hashed, &error));
+  OK(sheaf_db_keyspace(db, sheaf_str("unordered"), hashed, &unordered, &error));
+  OK(sheaf_insert(unordered, sheaf_str("a"), sheaf_str("1"), &error));
+  OK(sheaf_estimate_range(unordered, NULL, NULL, &pairs, NULL, &error));
+  CHECK(pairs == 1);
+  EXPECT(SHEAF_UNSUPPORTED, sheaf_estimate_range(unordered, &start, NULL, &pairs, NULL, &error));
+  EXPECT(SHEAF_UNSUPPORTED, sheaf_estimate_prefix(unordered, sheaf_str("a"), &pairs, NULL, &error));
+  sheaf_keyspace_options_free(hashed);
+  sheaf_keyspace_free(unordered);
+  OK(sheaf_db_drop_keyspace(db, sheaf_str("unordered"), &error));
+}
+
 static void test_batches(sheaf_db *db, sheaf_keyspace *users) {
   sheaf_batch *batch, *other;
   sheaf_ticket *ticket;
@@ -401,6 +441,7 @@ int main(int argc, char **argv) {
 
   test_expiry(db, users);
   test_single_keys(db, users);
+  test_estimates(db);
   test_batches(db, users);
   test_transactions(db, users);
   test_merges(db, users);

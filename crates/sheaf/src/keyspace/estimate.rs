@@ -38,6 +38,9 @@ impl Keyspace {
     /// merged all of them. In data of very different sizes, `bytes` may be off by more. Expired
     /// pairs count until they are removed.
     ///
+    /// Snapshots have no estimates: an engine knows the versions of its index as of now, so an
+    /// estimate of a snapshot would be the one of the keyspace.
+    ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let db = sheaf::Database::open(dir.path())?;
