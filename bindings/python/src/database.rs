@@ -112,6 +112,11 @@ impl RawDatabase {
         self.call_long(py, move |database| database.drop_keyspace(&name))
     }
 
+    /// Give a keyspace another name, durably.
+    fn rename_keyspace(&self, py: Python<'_>, name: String, to: String) -> PyResult<()> {
+        self.call_long(py, move |database| database.rename_keyspace(&name, &to))
+    }
+
     /// Return the position before the oldest change that is retained.
     fn oldest_change(&self, py: Python<'_>) -> PyResult<String> {
         let database = self.shared.open(py)?;

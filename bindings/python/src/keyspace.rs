@@ -115,6 +115,11 @@ impl RawKeyspace {
         self.keyspace.name()
     }
 
+    /// Give the keyspace another name, durably. All handles have it at once.
+    fn rename(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.call(py, |keyspace| keyspace.rename(name))
+    }
+
     /// Name of the engine.
     #[getter]
     fn engine(&self) -> &'static str {

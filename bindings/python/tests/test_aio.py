@@ -31,6 +31,9 @@ def test_calls_are_awaitable(path: Path, tmp_path: Path) -> None:
             await users.remove_range(prefix=b"00")
             assert await users.count() == 190
             await users.clear()
+            await users.rename("members")
+            assert users.name == "members"
+            await db.rename_keyspace("members", "users")
             assert users.name == "users" and await db.drop_keyspace("users")
         with pytest.raises(sheaf.ClosedError):
             await users.get(b"007")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Iterator, MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -267,6 +268,35 @@ def test_keyspaces_of_a_database(db: sheaf.Database) -> None:
     assert not db["a"]
     with pytest.raises(sheaf.KeyspaceNotFoundError):
         db.keyspace("c", create=False)
+
+
+def test_a_renamed_keyspace_keeps_its_pairs_and_handles(db: sheaf.Database, path: Path) -> None:
+    users, posts = db["users"], db["posts"]
+    users[b"ada"] = b"1"
+    posts[b"p"] = b"2"
+    before = db.snapshot()
+    users.rename("members")
+    assert users.name == "members" and users[b"ada"] == b"1" and sorted(db) == ["members", "posts"]
+    assert dict(before["users"]) == {b"ada": b"1"} and "members" not in before
+    before.close()
+    assert dict(db["members"]) == {b"ada": b"1"}
+    assert not db["users"], "the old name is that of a new keyspace"
+    del db["users"]
+    # Two keyspaces exchange their names: `db[name]` must not return the earlier one.
+    db.rename_keyspace("members", "free")
+    db.rename_keyspace("posts", "members")
+    db.rename_keyspace("free", "posts")
+    assert dict(db["members"]) == {b"p": b"2"} and dict(db["posts"]) == {b"ada": b"1"}
+    with pytest.raises(sheaf.KeyspaceExistsError) as taken:
+        users.rename("members")
+    assert taken.value.name == "members"
+    with pytest.raises(sheaf.KeyspaceNotFoundError):
+        db.rename_keyspace("none", "more")
+    with pytest.raises(sheaf.InvalidArgumentError):
+        users.rename("")
+    db.close()
+    with sheaf.open(path) as reopened:
+        assert dict(reopened["posts"]) == {b"ada": b"1"}
 
 
 def test_views_and_keyspaces_have_a_repr(users: sheaf.Keyspace, db: sheaf.Database) -> None:

@@ -117,6 +117,33 @@ fn verbs_answer_like_those_that_block() {
 }
 
 #[test]
+fn a_rename_is_whole_or_absent_if_it_is_cancelled() {
+    let dir = tempfile::tempdir().expect("a directory");
+    runtime().block_on(async {
+        let (db, pairs) = open(&dir, "flex").await;
+        pairs.insert("a", "1").await.expect("it writes");
+        pairs.rename("second").await.expect("it renames");
+        assert_eq!(pairs.blocking().name(), "second");
+        db.rename_keyspace("second", "third").await.expect("it renames");
+        assert_eq!(pairs.blocking().name(), "third");
+        let taken = db.rename_keyspace("third", "third").await;
+        assert!(matches!(taken, Err(Error::KeyspaceExists { .. })), "{taken:?}");
+        let missing = db.rename_keyspace("second", "fourth").await;
+        assert!(matches!(missing, Err(Error::KeyspaceNotFound { .. })), "{missing:?}");
+        drop(pairs.rename("never")); // never polled
+        assert!(poll_once(pairs.rename("pairs")).is_pending());
+        db.close().await.expect("it closes");
+        let db = AsyncDatabase::open(dir.path()).await.expect("it opens");
+        let names: Vec<String> = db.blocking().keyspaces().into_iter().map(|info| info.name).collect();
+        assert!(names == ["pairs"] || names == ["third"], "{names:?}");
+        let found = db.open_keyspace(&names[0]).await.expect("it opens").expect("it is there");
+        assert_eq!(found.get("a").await.expect("it reads"), Some("1".into()));
+        drop(found);
+        db.close().await.expect("it closes");
+    });
+}
+
+#[test]
 fn futures_can_be_sent_to_other_threads() {
     fn check<F: Future + Send>(_: Pin<Box<F>>) {}
     let dir = tempfile::tempdir().expect("a directory");
@@ -127,6 +154,8 @@ fn futures_can_be_sent_to_other_threads() {
         check(Box::pin(pairs.range("a".."b")));
         check(Box::pin(db.commit(db.batch())));
         check(Box::pin(db.snapshot()));
+        check(Box::pin(pairs.rename("b")));
+        check(Box::pin(db.rename_keyspace("a", "b")));
         let mut iter = pairs.iter().await.expect("it iterates");
         check(Box::pin(iter.next()));
         drop(iter);

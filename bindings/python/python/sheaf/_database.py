@@ -114,8 +114,11 @@ class Database:
 
     def __getitem__(self, name: str) -> Keyspace:
         found = self._keyspaces.get(name)
-        # A closed database or a forked child gets the exception of an opening.
-        return self.keyspace(name) if found is None or self.closed else found
+        # A closed database or a forked child gets the exception of an opening. A keyspace may have
+        # been renamed since.
+        if found is None or self.closed or found.name != name:
+            return self.keyspace(name)
+        return found
 
     def __delitem__(self, name: str) -> None:
         if not self.drop_keyspace(name):
@@ -141,6 +144,13 @@ class Database:
         """Remove a keyspace and its pairs. Return false if there is none of this name."""
         self._keyspaces.pop(name, None)
         return self._raw.drop_keyspace(name)
+
+    def rename_keyspace(self, name: str, to: str) -> None:
+        """Give a keyspace another name, as one durable commit. Works for a damaged keyspace too.
+
+        Raise ``KeyspaceExistsError`` if there is a keyspace of the new name.
+        """
+        self._raw.rename_keyspace(name, to)
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """Return an empty batch."""

@@ -208,6 +208,10 @@ class AsyncKeyspace(AsyncSpace):
         """Keyspace with blocking calls, for example to fill a batch."""
         return self._space
 
+    async def rename(self, name: str) -> None:
+        """Give the keyspace another name, durably. All handles have it at once."""
+        await _run(self._space.rename, name)
+
     async def insert(self, key: Buffer, value: Buffer, durability: Durability | None = None) -> None:
         """Insert a pair."""
         await _run(self._space.insert, key, value, durability)
@@ -431,6 +435,10 @@ class AsyncDatabase(_Closing):
     async def drop_keyspace(self, name: str) -> bool:
         """Remove a keyspace and its pairs. Return false if there is none of this name."""
         return await _run(self._db.drop_keyspace, name)
+
+    async def rename_keyspace(self, name: str, to: str) -> None:
+        """Give a keyspace another name, as one durable commit."""
+        await _run(self._db.rename_keyspace, name, to)
 
     def batch(self, *, durability: Durability | None = None) -> AsyncBatch:
         """Return an empty batch."""

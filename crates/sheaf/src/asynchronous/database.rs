@@ -204,6 +204,28 @@ impl AsyncDatabase {
         self.run(move |db| db.drop_keyspace(&name)).await
     }
 
+    /// Gives the keyspace `name` the name `to`, like [`Database::rename_keyspace`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::asynchronous::AsyncDatabase::open(dir.path()).await?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default()).await?;
+    /// db.rename_keyspace("users", "members").await?;
+    /// assert!(db.open_keyspace("users").await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Database::rename_keyspace`].
+    pub async fn rename_keyspace(&self, name: &str, to: &str) -> Result<()> {
+        let (name, to) = (name.to_owned(), to.to_owned());
+        self.run(move |db| db.rename_keyspace(&name, &to)).await
+    }
+
     /// Returns an empty batch. [`AsyncDatabase::commit`] commits it.
     ///
     /// ```

@@ -379,6 +379,28 @@ impl AsyncKeyspace {
         self.run(move |keyspace| keyspace.remove_range((low, high))).await
     }
 
+    /// Gives the keyspace another name, like [`Keyspace::rename`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::asynchronous::AsyncDatabase::open(dir.path()).await?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default()).await?;
+    /// users.rename("members").await?;
+    /// assert_eq!(users.blocking().name(), "members");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Keyspace::rename`].
+    pub async fn rename(&self, to: &str) -> Result<()> {
+        let to = to.to_owned();
+        self.run(move |keyspace| keyspace.rename(&to)).await
+    }
+
     /// Returns the number of keys, like [`Keyspace::len`].
     ///
     /// ```
