@@ -223,6 +223,40 @@ fn an_attached_reader_sees_one_snapshot_until_it_closes() {
 }
 
 #[test]
+fn an_attached_reader_has_the_names_of_its_snapshot() {
+    let dir = IpcDir::new("renamed");
+    let (db, all) = full(&dir.db());
+    let early = reader(&dir.db()).unwrap();
+    let opened_before = early.open_keyspace("flex").unwrap().unwrap();
+    let present = |engine: &&str| format!("{engine}.new");
+    for keyspace in &all {
+        keyspace.rename(&present(&keyspace.name().as_str())).unwrap();
+        fill(keyspace, 1);
+    }
+    // The old names are those of other keyspaces now.
+    let others: Vec<Keyspace> =
+        ENGINES.iter().map(|engine| db.keyspace(engine, KeyspaceOptions::default()).unwrap()).collect();
+    others.iter().for_each(|keyspace| keyspace.insert("other", "1").unwrap());
+    let late = reader(&dir.db()).unwrap();
+    db.rename_keyspace("flex.new", "third").unwrap();
+    assert_eq!(check(&early, 0), 0);
+    assert_eq!(opened_before.get(5u32.to_be_bytes()).unwrap().as_deref(), Some(&value(5, 0)[..]));
+    assert_eq!(early.keyspaces().len(), ENGINES.len());
+    for engine in &ENGINES {
+        let renamed = late.open_keyspace(&present(engine)).unwrap().unwrap();
+        assert_eq!(renamed.get(5u32.to_be_bytes()).unwrap().as_deref(), Some(&value(5, 1)[..]), "{engine}");
+        assert_eq!(late.open_keyspace(engine).unwrap().unwrap().len().unwrap(), 1, "{engine}");
+    }
+    assert!(late.open_keyspace("third").unwrap().is_none());
+    let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
+    let names: Vec<String> = owner.overview().unwrap().keyspaces.into_iter().map(|k| k.info.name).collect();
+    assert!(names.contains(&"third".to_owned()) && !names.contains(&"flex.new".to_owned()), "{names:?}");
+    early.close().unwrap();
+    late.close().unwrap();
+    db.close().unwrap();
+}
+
+#[test]
 fn an_attached_reader_returns_owner_closed_and_never_wrong_data() {
     let dir = IpcDir::new("gone");
     let (db, all) = full(&dir.db());

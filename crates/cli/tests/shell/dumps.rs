@@ -211,3 +211,29 @@ fn a_dump_of_merged_values_loads_with_the_operator() {
     sandbox.run(&["merge", "db", "-k", "c", "b", "2"]).succeeds();
     sandbox.run(&["get", "db", "-k", "c", "--integer", "b"]).succeeds().prints("0\n");
 }
+
+#[test]
+fn a_dump_of_a_renamed_keyspace_loads_under_any_name() {
+    let sandbox = Sandbox::new();
+    let put = |db: &str, args: &[&str]| sandbox.run(&[&["put", db], args].concat()).succeeds();
+    put("db", &["-k", "old", "--ttl", "1h", "a", "one"]);
+    put("db", &["-k", "old", "b", "two"]);
+    let before = sandbox.run(&["dump", "db", "-k", "old"]).succeeds().0.stdout;
+    sandbox.run(&["rename", "db", "old", "new"]).succeeds();
+    put("db", &["-k", "old", "c", "three"]);
+    let dump = sandbox.run(&["dump", "db", "-k", "new"]).succeeds().0.stdout;
+    assert_eq!(dump, before, "the pairs and times are those of before");
+    for (name, sorted) in [("copy", false), ("sorted", true)] {
+        let sorted: &[&str] = if sorted { &["--sorted"] } else { &[] };
+        let load = ["load", name, "-k", "new", "--option", "expiry=on", "-"];
+        sandbox.feed(&[&load[..], sorted].concat(), &dump).succeeds();
+        sandbox.run(&["rename", name, "new", "third"]).succeeds();
+        sandbox.run(&["dump", name, "-k", "third"]).succeeds().prints(&dump);
+        sandbox.run(&["dump", name, "-k", "new"]).exits(1);
+    }
+    // A load into the renamed keyspace, which replaces its content.
+    put("db", &["-k", "new", "d", "four"]);
+    sandbox.feed(&["load", "db", "-k", "new", "--sorted", "--replace", "-"], &dump).succeeds();
+    sandbox.run(&["dump", "db", "-k", "new"]).succeeds().prints(&dump);
+    sandbox.run(&["get", "db", "-k", "old", "c"]).succeeds().prints("three");
+}

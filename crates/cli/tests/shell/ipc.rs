@@ -104,3 +104,29 @@ fn reader_or_owner_may_be_killed() {
     std::io::Read::read_to_string(&mut reader.stderr.take().expect("piped"), &mut said).expect("text");
     assert!(ended.success() || said.contains("has closed it or ended"), "{said}");
 }
+
+/// The reader is a process of its own, and the test has the database open.
+#[test]
+fn a_reader_that_runs_during_a_rename_reads_the_old_keyspace_to_its_end() {
+    let sandbox = Sandbox::new();
+    let lines: String = (0..20_000).map(|n| format!("key-{n:06}\t{n:0100}\n")).collect();
+    sandbox.feed(&["load", "db", "-k", "words", "--sorted", "-"], lines.as_bytes()).succeeds();
+    let db = sheaf::Database::open(sandbox.path("db")).expect("it opens");
+    // The reader fills a pipe, and waits.
+    let mut reader = sandbox.command(&["dump", "db", "-k", "words", "--plain"]);
+    let mut reader = reader.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut out = BufReader::new(reader.stdout.take().expect("piped"));
+    let mut text = String::new();
+    out.read_line(&mut text).expect("a line");
+    assert_eq!(db.stats().pinned_states, 1);
+    db.rename_keyspace("words", "terms").expect("it renames");
+    let other = db.keyspace("words", "flex").expect("the name is free");
+    other.insert("other", "1").expect("it writes");
+    db.open_keyspace("terms").expect("it opens").expect("it is there").clear().expect("it clears");
+    std::io::Read::read_to_string(&mut out, &mut text).expect("text");
+    assert!(reader.wait().expect("it ends").success());
+    assert!(text == lines, "{} bytes of {}", text.len(), lines.len());
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("terms\tflex\t0\nwords\tflex\t1\n");
+    sandbox.run(&["dump", "db", "-k", "words", "--plain"]).succeeds().prints("other\t1\n");
+    db.close().expect("it closes");
+}

@@ -280,8 +280,11 @@ macro_rules! conformance {
                 a_rename_survives_a_power_cut
                 the_feed_delivers_a_rename_as_one_change
                 a_backup_has_the_names_of_its_time
+                a_repair_finds_the_present_names
+                a_repair_without_root_finds_the_present_names
             }
             $crate::promises! { $subject, STEPPED, keyspaces::renames:
+                a_reader_of_an_exported_state_has_the_names_of_its_time
                 a_renamed_keyspace_keeps_its_times_of_expiry
             }
             $crate::promises! { $subject, EVERYWHERE, opening:

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::conformance::{bytes, get, key, pairs, refused, sorted};
 use crate::fixture::{DiskKind, Fixture};
 use crate::replica::{Replica, keep_all_changes, read_snapshot};
-use sheaf::{BackupOptions, BulkLoadOptions, ChangeKind, Database, Error, Keyspace};
+use sheaf::{BackupOptions, BulkLoadOptions, ChangeKind, Database, Error, Keyspace, RepairOptions};
 use sheaf_platform::clock::UnixMillis;
 use sheaf_sim::KeepChoice;
 
@@ -246,4 +246,90 @@ pub fn a_backup_has_the_names_of_its_time(fixture: &Fixture) {
         assert_eq!(names(&restored), [name]);
         assert_eq!(sorted(&restored.open_keyspace(name).unwrap().unwrap()), sorted(&ks));
     }
+}
+
+pub fn a_repair_finds_the_present_names(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = filled(fixture, &db, "old");
+    ks.rename("new").unwrap();
+    ks.insert("after", "the rename").unwrap();
+    let second = filled(fixture, &db, "old");
+    second.insert("only", "in the second").unwrap();
+    let expected = [("new", sorted(&ks)), ("old", sorted(&second))];
+    db.persist().unwrap();
+    drop((ks, second));
+    let repaired = |round: &str| {
+        let to = fixture.path().with_file_name(format!("repaired-{round}"));
+        let builder = || fixture.builder_on(Arc::clone(fixture.disk()));
+        let report =
+            builder().repair(fixture.path(), &to, RepairOptions::default().keep_doubtful(true)).unwrap();
+        let db = builder().create(false).open(&to).unwrap();
+        assert_eq!(names(&db), ["new", "old"], "{round}: {report:?}");
+        for (name, pairs) in &expected {
+            assert_eq!(&sorted(&db.open_keyspace(name).unwrap().unwrap()), pairs, "{round}: {name}");
+        }
+        db.close().unwrap();
+    };
+    fixture.kill();
+    drop(db);
+    repaired("after a kill");
+    fixture.open().close().unwrap();
+    repaired("after a close");
+}
+
+pub fn a_repair_without_root_finds_the_present_names(fixture: &Fixture) {
+    let db = fixture.open();
+    filled(fixture, &db, "old").rename("new").unwrap();
+    fixture.other_keyspace(&db, "old").insert("only", "in the second").unwrap();
+    db.persist().unwrap();
+    fixture.kill();
+    drop(db);
+    for slot in ["ROOT.0", "ROOT.1"] {
+        fixture.disk().remove(&fixture.path().join(slot)).unwrap();
+    }
+    let to = fixture.path().with_file_name("repaired");
+    let builder = || fixture.builder_on(Arc::clone(fixture.disk()));
+    builder().repair(fixture.path(), &to, RepairOptions::default().keep_doubtful(true)).unwrap();
+    let db = builder().create(false).open(&to).unwrap();
+    assert_eq!(names(&db), ["new", "old"], "the journal has both names");
+    assert_eq!(db.open_keyspace("new").unwrap().unwrap().len().unwrap(), 60);
+    assert_eq!(db.open_keyspace("old").unwrap().unwrap().len().unwrap(), 1);
+    db.close().unwrap();
+}
+
+pub fn a_reader_of_an_exported_state_has_the_names_of_its_time(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = filled(fixture, &db, "old");
+    let all = sorted(&ks);
+    let attach = |db: &Database| {
+        let exported = db.export_snapshot().unwrap();
+        fixture.builder_on(Arc::clone(fixture.disk())).open_exported(exported).unwrap()
+    };
+    let early = attach(&db);
+    ks.rename("new").unwrap();
+    let second = fixture.keyspace(&db, "old");
+    second.insert("only", "in the second").unwrap();
+    ks.remove(key(1)).unwrap();
+    let late = attach(&db);
+    db.rename_keyspace("new", "third").unwrap();
+    db.drop_keyspace("old").unwrap();
+    for _ in 0..400 {
+        if !db.pump().unwrap() {
+            break;
+        }
+    }
+    assert_eq!(
+        (names(&early), names(&late)),
+        (vec!["old".to_owned()], vec!["new".to_owned(), "old".to_owned()])
+    );
+    assert_eq!(sorted(&early.open_keyspace("old").unwrap().unwrap()), all);
+    assert!(early.open_keyspace("new").unwrap().is_none());
+    assert_eq!(late.open_keyspace("new").unwrap().unwrap().len().unwrap(), 59);
+    assert_eq!(late.open_keyspace("old").unwrap().unwrap().len().unwrap(), 1);
+    for reader in [early, late] {
+        reader.verify(|error| panic!("{error}")).unwrap();
+        refused!(reader.rename_keyspace("old", "fourth"), Error::ReadOnly);
+        reader.close().unwrap();
+    }
+    assert_eq!(names(&db), ["third"]);
 }
