@@ -188,11 +188,15 @@ newline, it is loaded, with a warning on stderr; with --replace nothing is repla
 With --sorted the keys must ascend, as in a dump of an ordered engine. The load is atomic: all
 pairs become visible at once at the end, or none. The engines flex and delsm write such a load
 to their own files without the journal, which takes less time and about half of the writes. The
-keyspace must be empty, unless --replace replaces its content with the file.
+keyspace must be empty, unless --replace replaces its content with the file, or --keep keeps its
+pairs and adds those of the file. With --keep a pair of the file replaces the one with its key,
+and all pairs of the keyspace are written again: for less than 64 MiB of pairs, load without
+--sorted.
 
 Examples:
   sheaf load my.db pairs.tsv
   sheaf load my.db --sorted --replace pairs.tsv
+  sheaf load my.db --sorted --keep more.tsv
   sheaf load my.db --lines /usr/share/dict/words
   sheaf dump old.db | sheaf load new.db -")]
     Load(LoadArgs),

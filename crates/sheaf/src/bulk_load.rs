@@ -1,13 +1,14 @@
 //! # Bulk load: sorted pairs as a new keyspace
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use sheaf_store::{BulkLoad, Expires};
+use sheaf_store::{BulkLoad, Expires, PresentPairs};
 
 use crate::database::DEFAULT_ENGINE;
 use crate::open_database::OpenDatabase;
-use crate::{BulkLoadReport, Database, Expiry, KeyspaceOptions, Result};
+use crate::{BulkLoadReport, ConversionProgress, Database, Expiry, KeyspaceOptions, Result};
 
 /// Options of a bulk load.
 ///
@@ -22,7 +23,7 @@ use crate::{BulkLoadReport, Database, Expiry, KeyspaceOptions, Result};
 #[derive(Clone, Debug, Default)]
 pub struct BulkLoadOptions {
     keyspace_options: KeyspaceOptions,
-    replace: bool,
+    present: PresentPairs,
 }
 
 impl BulkLoadOptions {
@@ -78,7 +79,8 @@ impl BulkLoadOptions {
 
     /// Sets whether the load replaces an existing keyspace (default: no). A replacement discards
     /// all its pairs, including those written during the load, and may change the engine. Without
-    /// it, the keyspace must not exist, or must be empty and have the same engine.
+    /// it and [`BulkLoadOptions::keep`], the keyspace must not exist, or must be empty and have the
+    /// same engine. The last call of both decides.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -93,7 +95,36 @@ impl BulkLoadOptions {
     /// ```
     #[must_use]
     pub fn replace(mut self, replace: bool) -> BulkLoadOptions {
-        self.replace = replace;
+        self.present = if replace { PresentPairs::Replace } else { PresentPairs::Refuse };
+        self
+    }
+
+    /// Sets whether an existing keyspace keeps its pairs (default: no). A loaded pair replaces the
+    /// one with the same key. All loaded pairs become visible in one durable commit, as if a batch
+    /// had inserted them when [`BulkLoader::finish`] returns: they also win over pairs that were
+    /// written during the load. The keyspace must have the same engine and options.
+    ///
+    /// [`BulkLoader::finish`] writes all pairs of the keyspace again, while it can be used. So the
+    /// load is meant for more pairs than fit into a batch, and not for a small part of the
+    /// keyspace.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "byron")?;
+    /// users.insert("grace", "hopper")?;
+    /// let mut loader = db.bulk_load("users", sheaf::BulkLoadOptions::default().keep(true))?;
+    /// loader.push("ada", "lovelace")?;
+    /// loader.push("alan", "turing")?;
+    /// loader.finish()?;
+    /// assert_eq!(users.keys()?.collect::<sheaf::Result<Vec<_>>>()?, ["ada", "alan", "grace"]);
+    /// assert_eq!(users.get("ada")?, Some("lovelace".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn keep(mut self, keep: bool) -> BulkLoadOptions {
+        self.present = if keep { PresentPairs::Keep } else { PresentPairs::Refuse };
         self
     }
 }
@@ -146,7 +177,7 @@ impl Database {
             name,
             options.keyspace_options.selection(),
             DEFAULT_ENGINE,
-            options.replace,
+            options.present,
         )?;
         Ok(BulkLoader { loading, _handle: Arc::clone(self.handle()) })
     }
@@ -282,8 +313,43 @@ impl BulkLoader {
     /// # Errors
     ///
     /// Returns the errors of [`Database::bulk_load`], for example if the keyspace was created
-    /// during the load. Nothing is published then.
+    /// during the load. If the present pairs stay, also
+    /// [`Error::KeyspaceNotFound`](crate::Error::KeyspaceNotFound) if the keyspace is dropped,
+    /// cleared or renamed during the call, and
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if it is being converted. Nothing
+    /// is published then.
     pub fn finish(self) -> Result<BulkLoadReport> {
-        self.loading.finish()
+        self.finish_with(|_| ControlFlow::Continue(()))
+    }
+
+    /// Publishes the pairs like [`BulkLoader::finish`]. If the present pairs stay
+    /// ([`BulkLoadOptions::keep`]), calls `progress` before each step of their copy; the load is
+    /// cancelled if it breaks.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let words = db.keyspace("words", sheaf::KeyspaceOptions::default())?;
+    /// # words.insert("b", "2")?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// let mut loader = db.bulk_load("words", sheaf::BulkLoadOptions::default().keep(true))?;
+    /// loader.push("a", "1")?;
+    /// loader.finish_with(|copy| {
+    ///     println!("{} pairs are copied", copy.copied_pairs);
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`BulkLoader::finish`], and
+    /// [`Error::Cancelled`](crate::Error::Cancelled) if `progress` breaks.
+    pub fn finish_with(
+        self,
+        mut progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
+    ) -> Result<BulkLoadReport> {
+        self.loading.finish(&mut progress)
     }
 }

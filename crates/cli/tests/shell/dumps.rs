@@ -237,3 +237,23 @@ fn a_dump_of_a_renamed_keyspace_loads_under_any_name() {
     sandbox.run(&["dump", "db", "-k", "new"]).succeeds().prints(&dump);
     sandbox.run(&["get", "db", "-k", "old", "c"]).succeeds().prints("three");
 }
+
+#[test]
+fn a_sorted_load_that_keeps_the_pairs_adds_all_or_nothing() {
+    let sandbox = Sandbox::with(&[("a", "old"), ("b", "old"), ("z", "old")]);
+    let load = |args: &[&str], input: &str| {
+        sandbox.feed(&[&["load", "db", "--sorted", "--keep"], args].concat(), input.as_bytes())
+    };
+    load(&["-"], "b\tnew\nc\tnew\n").succeeds();
+    let all = "a\told\nb\tnew\nc\tnew\nz\told\n";
+    sandbox.run(&["dump", "db", "--plain"]).succeeds().prints(all);
+    load(&["-"], "d\tnew\na\tnew\n").exits(4).mentions("line 2").mentions("nothing was loaded");
+    load(&["-"], "").succeeds();
+    sandbox.run(&["dump", "db", "--plain"]).succeeds().prints(all);
+    load(&["--replace", "-"], "a\t1\n").exits(2);
+    load(&["-e", "flat", "-"], "a\t1\n").exits(4);
+    load(&["-k", "other", "-e", "flat", "-"], "a\t1\n").succeeds();
+    load(&["-k", "other", "-"], "b\t2\n").succeeds();
+    sandbox.run(&["get", "db", "-k", "other", "a"]).succeeds().prints("1");
+    sandbox.run(&["get", "db", "-k", "other", "b"]).succeeds().prints("2");
+}

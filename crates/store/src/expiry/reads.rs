@@ -202,6 +202,11 @@ impl KeyspaceExpiry {
         outcome
     }
 
+    /// Returns the expiry time of a value with its header.
+    pub(crate) fn time_of(&self, stored: &StoredValue<'_>) -> Result<Option<UnixMillis>> {
+        decode_stored(stored, &self.path)
+    }
+
     /// Checks the header of a value, for verifications.
     pub(crate) fn check_value(&self, value: &[u8]) -> Result<()> {
         decode_bytes(value, &self.path).map(drop)

@@ -1,35 +1,48 @@
 //! # Bulk load: creation of a keyspace from sorted pairs
 //!
 //! The pairs are written to an unpublished keyspace, bypassing the log if the engine has files of
-//! its own (`ingest`). At the end one commit publishes the keyspace.
+//! its own (`ingest`). At the end one commit publishes the keyspace. A load that keeps the present
+//! pairs copies them into the unpublished keyspace before, like a conversion (`convert`).
 //!
 //! ## Crash
 //!
 //! The keyspace is unchanged, or contains everything that was loaded.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::expiry::header::{self, HEADER_BYTES};
-use crate::expiry::index::{IndexPlan, encode_hint};
 use crate::expiry::{Expires, check_same_expiry, commit::no_expiry_error};
 use crate::keyspace::catalog::{CatalogCause, check_name, check_operator};
+use crate::keyspace::copy::LoadedPairs;
 use crate::keyspace::ingest::IngestWriter;
 use crate::keyspace::unpublished::CommitBlock;
-use crate::{EngineChoice, KeyspaceState, Store};
+use crate::{ConversionProgress, EngineChoice, KeyspaceState, Store};
 use sheaf_platform::error::{Error, Result};
 
 /// Running bulk load. If it is dropped before [`BulkLoad::finish`], nothing changes.
 pub struct BulkLoad {
     writer: IngestWriter,
-    /// Writer of the index, if the keyspace has expiry.
-    index: Option<IngestWriter>,
-    /// Header and value, or hint, of the last pair.
+    /// Header and value of the last pair.
     buffer: Vec<u8>,
-    is_replacing: bool,
+    present: PresentPairs,
+    first_key: Option<Box<[u8]>>,
     last_key: Option<Vec<u8>>,
     report: BulkLoadReport,
     has_failed: bool,
+}
+
+/// Fate of the pairs that a keyspace has when it is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PresentPairs {
+    /// There must be none.
+    #[default]
+    Refuse,
+    /// They are removed.
+    Replace,
+    /// They stay; a loaded pair replaces the one with its key.
+    Keep,
 }
 
 /// Result of a bulk load.
@@ -46,50 +59,57 @@ pub struct BulkLoadReport {
 
 impl Store {
     /// Starts a bulk load into `name`. Parts that `choice` leaves open are those of the present
-    /// keyspace, or `default`. If `replaces`, the load replaces the present keyspace, of any
-    /// engine; otherwise that keyspace must be empty.
+    /// keyspace, or `default`. `present` tells the fate of its pairs. Only
+    /// [`PresentPairs::Replace`] permits another engine.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidArgument`] if the keyspace is not empty, or if its name, the engine
-    /// or an option is not valid. Returns [`Error::EngineMismatch`] if an empty keyspace has
-    /// another engine or option than `choice`. Returns [`Error::Closed`], [`Error::ReadOnly`] or
-    /// [`Error::Poisoned`] if writes are not possible, and errors of a read or write.
+    /// Returns [`Error::InvalidArgument`] if the keyspace has pairs and must have none, or if its
+    /// name, the engine or an option is not valid. Returns [`Error::EngineMismatch`] if a keyspace
+    /// that is not replaced has another engine or option than `choice`. Returns [`Error::Closed`],
+    /// [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are not possible, and errors of a read
+    /// or write.
     pub fn begin_bulk_load(
         self: &Arc<Store>,
         name: &str,
         choice: EngineChoice<'_>,
         default: &str,
-        replaces: bool,
+        present: PresentPairs,
     ) -> Result<BulkLoad> {
         self.check_writable()?;
         check_name(name)?;
         let before = self.find_keyspace(name)?;
-        if !replaces {
-            self.check_empty(before.as_deref(), choice)?;
-        }
+        self.check_present(before.as_deref(), choice, present)?;
         let (engine, options) = choice.resolve(before.as_deref(), default);
         before.as_deref().map_or(Ok(()), |before| check_same_expiry(before, &options))?;
-        let writer = IngestWriter::new(self.begin_unpublished(name, engine, &options)?, true)?;
+        let mut writer = IngestWriter::new(self.begin_unpublished(name, engine, &options)?, true)?;
         let has_expiry = writer.keyspace().has_expiry();
-        let index = if has_expiry { Some(self.begin_index(name, engine)?) } else { None };
+        writer.set_index(if has_expiry { Some(self.begin_index(name, engine)?) } else { None });
         Ok(BulkLoad {
             writer,
-            index,
             buffer: Vec::new(),
-            is_replacing: replaces,
+            present,
+            first_key: None,
             last_key: None,
             report: BulkLoadReport::default(),
             has_failed: false,
         })
     }
 
-    /// Returns an error unless the present keyspace has the chosen engine and is empty.
-    fn check_empty(&self, before: Option<&KeyspaceState>, choice: EngineChoice<'_>) -> Result<()> {
-        let Some(before) = before else { return Ok(()) };
+    /// Returns an error unless a load may begin or end with the keyspace `before`.
+    fn check_present(
+        &self,
+        before: Option<&KeyspaceState>,
+        choice: EngineChoice<'_>,
+        present: PresentPairs,
+    ) -> Result<()> {
+        let Some(before) = before.filter(|_| present != PresentPairs::Replace) else { return Ok(()) };
         self.check_choice(before, choice)?;
-        if !self.has_no_pairs(before)? {
-            let why = format!("{:?} is not empty; clear it, or let the load replace it", before.name());
+        if present == PresentPairs::Refuse && !self.has_no_pairs(before)? {
+            let why = format!(
+                "{:?} is not empty; clear it, or let the load replace or keep its pairs",
+                before.name()
+            );
             return Err(Error::InvalidArgument { argument: "keyspace", reason: why });
         }
         Ok(())
@@ -142,21 +162,17 @@ impl BulkLoad {
         Ok(bytes)
     }
 
-    /// Adds the hint of the next pair to the index, and returns the header of its value. A hint
-    /// without a pair is harmless. Returns `None` if the keyspace has no expiry.
+    /// Adds the hint of the next pair to the index, and returns the header of its value. Returns
+    /// `None` if the keyspace has no expiry.
     fn add_hint(&mut self, key: &[u8], expires: Expires) -> Result<Option<[u8; HEADER_BYTES]>> {
-        let (Some(expiry), Some(index)) = (self.writer.keyspace().expiry(), &mut self.index) else {
+        let Some(expiry) = self.writer.keyspace().expiry() else {
             return match expires {
                 Expires::Default | Expires::Never => Ok(None),
                 _ => Err(no_expiry_error(self.writer.keyspace())),
             };
         };
         let time = expiry.expiry_time(expires)?;
-        if let Some(time) = time {
-            self.buffer.clear();
-            encode_hint(time, key, &mut self.buffer);
-            index.put(&self.buffer, &[])?;
-        }
+        self.writer.add_hint(key, time)?;
         Ok(Some(header::encode(time)))
     }
 
@@ -173,6 +189,7 @@ impl BulkLoad {
     }
 
     fn count(&mut self, key: &[u8], value: u64) {
+        self.first_key.get_or_insert_with(|| key.into());
         let last = self.last_key.get_or_insert_default();
         last.clear();
         last.extend_from_slice(key);
@@ -196,39 +213,88 @@ impl BulkLoad {
         self.report
     }
 
-    /// Publishes the loaded pairs as the keyspace, durably.
+    /// Publishes the loaded pairs as the keyspace, durably. If the present pairs stay, copies them
+    /// first, in bounded steps; commits to the keyspace continue during the copy.
     ///
     /// # Errors
     ///
     /// Returns [`Error::InvalidArgument`] if an earlier pair failed, or if the keyspace is not
     /// empty any more and must be. Returns [`Error::EngineMismatch`] if it was created with another
-    /// engine or option since. Returns errors of a write, of a sync or of the commit.
-    pub fn finish(mut self) -> Result<BulkLoadReport> {
+    /// engine or option since. If the present pairs stay, returns [`Error::KeyspaceNotFound`] if
+    /// the keyspace is dropped, replaced or renamed during the copy, [`Error::InvalidArgument`] if
+    /// it is being converted, [`Error::NoSpace`] if the copy may fill the disk, and
+    /// [`Error::Cancelled`] if `progress`, which is called before each step, breaks. Returns errors
+    /// of a read, a write, a sync or the commit.
+    pub fn finish(
+        mut self,
+        progress: &mut dyn FnMut(&ConversionProgress) -> ControlFlow<()>,
+    ) -> Result<BulkLoadReport> {
         self.check_not_failed()?;
         self.writer.end_key_order()?;
-        let plan = match &mut self.index {
-            Some(index) => {
-                index.end_key_order()?;
-                IndexPlan::New(Arc::clone(index.keyspace()))
-            }
-            None => IndexPlan::Keep,
-        };
         self.report.is_direct = self.writer.is_direct();
+        if self.present == PresentPairs::Keep {
+            return self.finish_keeping(progress);
+        }
         let store = Arc::clone(self.writer.store());
         let _changing = store.catalog.lock_changes();
+        self.publish()
+    }
+
+    /// Publishes the keyspace. The caller holds `change_lock`.
+    fn publish(mut self) -> Result<BulkLoadReport> {
+        let store = Arc::clone(self.writer.store());
+        let plan = self.writer.finish_index()?;
         let before = store.find_keyspace(&self.writer.keyspace().name())?;
         let _held: Option<CommitBlock<'_>> = before.as_deref().map(|before| store.block_commits(before));
-        if !self.is_replacing {
-            // With all options: if the keyspace was created with options since, they must not be
-            // lost.
-            let keyspace = self.writer.keyspace();
-            let options = keyspace.options().with_defaults(&store.option_specs(keyspace.engine_name()));
-            let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };
-            store.check_empty(before.as_deref(), choice)?;
-            let operator = keyspace.options().merge_operator();
-            before.as_deref().map_or(Ok(()), |before| check_operator(before, operator))?;
-        }
+        self.check_before(before.as_deref())?;
         self.writer.publish(before.as_deref(), &plan, CatalogCause::Loaded)?;
         Ok(self.report)
+    }
+
+    /// Returns an error if the loaded keyspace cannot follow `before`.
+    fn check_before(&self, before: Option<&KeyspaceState>) -> Result<()> {
+        if self.present == PresentPairs::Replace {
+            return Ok(());
+        }
+        // With all options: if the keyspace was created with options since, they must not be lost.
+        let (store, keyspace) = (self.writer.store(), self.writer.keyspace());
+        let options = keyspace.options().with_defaults(&store.option_specs(keyspace.engine_name()));
+        let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };
+        store.check_present(before, choice, self.present)?;
+        let operator = keyspace.options().merge_operator();
+        before.map_or(Ok(()), |before| check_operator(before, operator))
+    }
+
+    /// Copies the pairs of the present keyspace, and publishes all pairs.
+    fn finish_keeping(
+        mut self,
+        progress: &mut dyn FnMut(&ConversionProgress) -> ControlFlow<()>,
+    ) -> Result<BulkLoadReport> {
+        let store = Arc::clone(self.writer.store());
+        let source = {
+            let _changing = store.catalog.lock_changes();
+            match store.find_keyspace(&self.writer.keyspace().name())? {
+                None => return self.publish(),
+                Some(source) => source,
+            }
+        };
+        self.check_before(Some(&source))?;
+        let (Some(first), Some(last)) = (self.first_key.take(), self.last_key.take()) else {
+            return Ok(self.report); // nothing to load
+        };
+        let loaded = LoadedPairs {
+            keyspace: Arc::clone(self.writer.keyspace()),
+            view: store.view()?,
+            ends: (first, last.into()),
+        };
+        let mut copy = store.begin_load_copy(&source, self.writer, loaded)?;
+        loop {
+            if progress(&copy.progress()).is_break() {
+                return Err(Error::Cancelled);
+            }
+            if !copy.step()? {
+                return Ok(self.report);
+            }
+        }
     }
 }

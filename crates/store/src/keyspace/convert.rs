@@ -9,10 +9,13 @@
 //!           keyspace and drops the old one ─> commits continue
 //! ```
 //!
+//! A bulk load that keeps the present pairs does the same, with a target that has the loaded pairs
+//! already: their keys are not copied (`LoadedPairs`).
+//!
 //! ## Invariants
 //!
 //! 1. After a pass the target equals the source as of the pass's view, except for later changes,
-//!    which the tracker has.
+//!    which the tracker has, and for the loaded keys.
 //! 2. Between the last pass and the record that publishes, no commit to the source gets a seq. So
 //!    the old keyspace before that record equals the new one after it.
 //! 3. The old keyspace is read and never written.
@@ -20,8 +23,7 @@
 //! ## Threads
 //!
 //! One thread performs the steps. Committers record the keys that they change. While commits are
-//! blocked they wait, and then continue with the new keyspace. Expectations are checked again
-//! there.
+//! blocked they wait, and then continue with the new keyspace, which checks expectations again.
 //!
 //! ## Crash
 //!
@@ -30,10 +32,9 @@
 use std::sync::Arc;
 
 use crate::expiry::check_same_expiry;
-use crate::expiry::index::IndexPlan;
 use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::change_tracker::{ChangedKeys, TrackerLimits};
-use crate::keyspace::copy::{ChangedCopy, CopySource, FullCopy, SortedCopy, SortedCopyStep};
+use crate::keyspace::copy::{ChangedCopy, CopySource, FullCopy, LoadedPairs, SortedCopy, SortedCopyStep};
 use crate::keyspace::ingest::IngestWriter;
 use crate::{EngineChoice, KeyspaceState, Store, View};
 use sheaf_engine::contract::Projection;
@@ -116,6 +117,8 @@ pub struct Conversion {
     writer: Option<IngestWriter>,
     view: View,
     tracking: ChangeTracking,
+    /// Pairs that a bulk load wrote into the target.
+    loaded: Option<LoadedPairs>,
     progress: ConversionProgress,
     is_direct: bool,
 }
@@ -177,23 +180,52 @@ impl Store {
         self.check_writable()?;
         let pairs = source.engine()?.len()?;
         self.check_disk_space(source)?;
-        let budget = self.context.memory.budget();
-        let limits = TrackerLimits::new(self.options.tiny, budget);
-        let (view, is_first) = self.view_with(|| source.change_tracker.start(limits))?;
-        if !is_first {
-            let why = format!("{:?} is already being converted", source.name());
-            return Err(Error::InvalidArgument { argument: "conversion", reason: why });
-        }
-        let tracking = ChangeTracking { store: Arc::clone(self), source: Arc::clone(source), memory: 0 };
+        let (view, tracking) = self.begin_tracking(source)?;
         let writer = IngestWriter::new(self.begin_unpublished(&source.name(), engine, &options)?, true)?;
-        let from = CopySource { keyspace: source, at: view.seq() };
+        let from = CopySource { keyspace: source, at: view.seq(), loaded: None };
         let is_ordered = source.engine()?.capabilities().ordered;
         let state = match is_ordered || !writer.needs_key_order() {
             true => ConversionState::Copying(FullCopy::new(&from)?),
-            false => ConversionState::Sorting(SortedCopy::new(&from, self.options.tiny, budget)?),
+            false => {
+                let budget = self.context.memory.budget();
+                ConversionState::Sorting(SortedCopy::new(&from, self.options.tiny, budget)?)
+            }
         };
         let progress = ConversionProgress { pairs, ..ConversionProgress::default() };
-        Ok(Some(Conversion { state, writer: Some(writer), view, tracking, progress, is_direct: false }))
+        let writer = Some(writer);
+        Ok(Some(Conversion { state, writer, view, tracking, loaded: None, progress, is_direct: false }))
+    }
+
+    /// Starts to copy the pairs of `source` into the keyspace of `writer`, except those with keys
+    /// of `loaded`. At the end that keyspace replaces `source`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Store::begin_conversion`].
+    pub(crate) fn begin_load_copy(
+        self: &Arc<Store>,
+        source: &Arc<KeyspaceState>,
+        writer: IngestWriter,
+        loaded: LoadedPairs,
+    ) -> Result<Conversion> {
+        self.check_writable()?;
+        self.check_disk_space(source)?;
+        let (view, tracking) = self.begin_tracking(source)?;
+        let from = CopySource { keyspace: source, at: view.seq(), loaded: Some(&loaded) };
+        let state = ConversionState::Copying(FullCopy::new(&from)?);
+        let (loaded, progress, is_direct) = (Some(loaded), ConversionProgress::default(), writer.is_direct());
+        Ok(Conversion { state, writer: Some(writer), view, tracking, loaded, progress, is_direct })
+    }
+
+    /// Tracks the changes of `source` from the returned view on.
+    fn begin_tracking(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<(View, ChangeTracking)> {
+        let limits = TrackerLimits::new(self.options.tiny, self.context.memory.budget());
+        let (view, is_first) = self.view_with(|| source.change_tracker.start(limits))?;
+        if !is_first {
+            let why = format!("{:?} is already being converted, or loaded", source.name());
+            return Err(Error::InvalidArgument { argument: "conversion", reason: why });
+        }
+        Ok((view, ChangeTracking { store: Arc::clone(self), source: Arc::clone(source), memory: 0 }))
     }
 }
 
@@ -257,7 +289,8 @@ impl Conversion {
     /// Copies some pairs of the initial view.
     fn copy(&mut self) -> Result<()> {
         let (count, progress) = (self.step_size(), &mut self.progress);
-        let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq() };
+        let (at, loaded) = (self.view.seq(), self.loaded.as_ref());
+        let source = CopySource { keyspace: &self.tracking.source, at, loaded };
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let more = match &mut self.state {
             ConversionState::Copying(walk) => walk.step(&source, count, writer, progress)?,
@@ -279,7 +312,7 @@ impl Conversion {
     /// Starts again in the source's order, because there are too many keys to sort.
     fn copy_unsorted(&mut self) -> Result<()> {
         let store = &self.tracking.store;
-        let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq() };
+        let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq(), loaded: None };
         self.state = ConversionState::Copying(FullCopy::new(&source)?);
         let Some(given_up) = self.writer.take() else { return Ok(()) };
         let target = Arc::clone(given_up.keyspace());
@@ -295,8 +328,8 @@ impl Conversion {
         let ConversionState::CatchingUp(chase) = &mut self.state else { return Ok(()) };
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let (at, target) = (self.view.seq(), Arc::clone(writer.keyspace()));
-        let source = CopySource { keyspace: &self.tracking.source, at };
-        let target = CopySource { keyspace: &target, at };
+        let source = CopySource { keyspace: &self.tracking.source, at, loaded: self.loaded.as_ref() };
+        let target = CopySource { keyspace: &target, at, loaded: None };
         if !chase.step(&source, &target, count, writer, &mut self.progress)? {
             writer.flush()?;
             self.state = ConversionState::PassDone;
@@ -326,12 +359,23 @@ impl Conversion {
     fn begin_pass(&mut self, touched: ChangedKeys, view: View) -> Result<()> {
         self.progress.passes += 1;
         self.view = view;
-        let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq() };
+        let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq(), loaded: None };
         self.state = ConversionState::CatchingUp(match touched {
             ChangedKeys::Keys(keys) => ChangedCopy::Keys(keys.into_iter()),
             ChangedKeys::Marks(marks) => ChangedCopy::Marked(marks, source.cursor(Projection::Keys)?, false),
         });
         Ok(())
+    }
+
+    /// Returns an error if the keyspace got another name during a load: the new index has the name
+    /// of its keyspace.
+    fn check_load_name(&self) -> Result<()> {
+        match &self.loaded {
+            Some(loaded) if loaded.keyspace.name() != self.tracking.source.name() => {
+                Err(Error::KeyspaceNotFound { name: loaded.keyspace.name().to_string() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Performs the last pass and publishes the new keyspace.
@@ -341,6 +385,7 @@ impl Conversion {
         if source.is_dropped() {
             return Err(Error::KeyspaceNotFound { name: source.name().to_string() });
         }
+        self.check_load_name()?;
         let _held = store.block_commits(&source); // I2
         let (view, touched) = store.view_with(|| source.change_tracker.take())?;
         self.begin_pass(touched, view)?;
@@ -352,13 +397,18 @@ impl Conversion {
             is_blocked,
             "convert (I2): no commit to the source gets a seq before the target has its name"
         );
-        if let Some(writer) = self.writer.take() {
-            writer.publish(Some(&source), &IndexPlan::Keep, CatalogCause::Converted)?;
+        if let Some(mut writer) = self.writer.take() {
+            let plan = writer.finish_index()?;
+            let cause = match self.loaded {
+                Some(_) => CatalogCause::Loaded,
+                None => CatalogCause::Converted,
+            };
+            writer.publish(Some(&source), &plan, cause)?;
         }
         (self.progress.phase, self.state) = (ConversionPhase::Done, ConversionState::Done);
         sheaf_platform::event!(
             INFO,
-            "a conversion is done",
+            "a conversion, or the copy of a bulk load, is done",
             pairs = self.progress.copied_pairs,
             passes = self.progress.passes
         );
@@ -411,7 +461,7 @@ impl Store {
     /// Returns the pairs of `source` and an estimate of their bytes.
     fn measure_pairs(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<(u64, u64)> {
         let view = self.view()?;
-        let from = CopySource { keyspace: source, at: view.seq() };
+        let from = CopySource { keyspace: source, at: view.seq(), loaded: None };
         let pairs = source.engine()?.len()?;
         let (mut cursor, mut seen, mut bytes) = (from.cursor(Projection::Keys)?, 0, 0);
         while seen < SAMPLED_PAIRS && cursor.next()? {

@@ -9,6 +9,8 @@
 //!  ChangedCopy::Marked  the same for all keys of source and target that are marked
 //! ```
 //!
+//! Keys that a bulk load wrote into the target before (`LoadedPairs`) are skipped everywhere.
+//!
 //! ## Costs
 //!
 //! One scan. A sorted copy scans the keys once for each part that fits into its memory limit.
@@ -17,7 +19,7 @@ use std::sync::Arc;
 
 use crate::keyspace::change_tracker::HashMarks;
 use crate::keyspace::ingest::IngestWriter;
-use crate::{ConversionProgress, KeyspaceState, OwnedCursor};
+use crate::{ConversionProgress, KeyspaceState, OwnedCursor, View};
 use sheaf_engine::contract::{Bounds, Cursor, Projection};
 use sheaf_log::blob_reader::{OpenBlob, StoredValue};
 use sheaf_log::types::Seq;
@@ -31,13 +33,38 @@ const SORT_BUDGET_DIVISOR: u64 = 8;
 /// scans would cost more than the journal.
 const MAX_SORT_PASSES: usize = 4;
 
+/// Pairs that a bulk load wrote into the target before the copy: they win over those of the source.
+///
+/// The view is older than the first pair that is copied, so the target as of this view has exactly
+/// the loaded keys.
+pub(crate) struct LoadedPairs {
+    pub(crate) keyspace: Arc<KeyspaceState>,
+    pub(crate) view: View,
+    /// Smallest and largest key.
+    pub(crate) ends: (Box<[u8]>, Box<[u8]>),
+}
+
+impl LoadedPairs {
+    fn contains(&self, key: &[u8]) -> Result<bool> {
+        let is_between = *self.ends.0 <= *key && *key <= *self.ends.1;
+        Ok(is_between && self.keyspace.engine()?.contains(self.view.seq(), key)?)
+    }
+}
+
 /// Keyspace as of a view, which the caller keeps.
 pub(crate) struct CopySource<'a> {
     pub(crate) keyspace: &'a Arc<KeyspaceState>,
     pub(crate) at: Seq,
+    /// Pairs with these keys are not copied.
+    pub(crate) loaded: Option<&'a LoadedPairs>,
 }
 
 impl CopySource<'_> {
+    /// Returns true if the pairs of the source with this key must not change the target.
+    fn is_loaded(&self, key: &[u8]) -> Result<bool> {
+        self.loaded.map_or(Ok(false), |loaded| loaded.contains(key))
+    }
+
     pub(crate) fn cursor(&self, projection: Projection) -> Result<Box<dyn Cursor>> {
         Ok(Box::new(OwnedCursor::open_stored(
             Arc::<KeyspaceState>::clone(self.keyspace),
@@ -79,7 +106,7 @@ impl CopySource<'_> {
             (Some(bytes), None) => (bytes.len() as u64, StoredValue::Bytes(bytes)),
             (None, None) => return Ok(false),
         };
-        to.put_stored(key, stored)?;
+        to.put_copy(key, stored)?;
         done.copied_pairs += 1;
         done.bytes += key.len() as u64 + len;
         Ok(true)
@@ -111,10 +138,13 @@ impl FullCopy {
                 return Ok(false);
             }
             let key = self.cursor.key();
+            if source.is_loaded(key)? {
+                continue;
+            }
             match self.projection {
                 Projection::Pairs => {
                     let value = self.cursor.value();
-                    to.put(key, value)?;
+                    to.put_copy(key, StoredValue::Bytes(value))?;
                     done.copied_pairs += 1;
                     done.bytes += (key.len() + value.len()) as u64;
                 }
@@ -269,7 +299,7 @@ impl ChangedCopy {
             match self {
                 ChangedCopy::Keys(keys) => {
                     let Some(key) = keys.next() else { return Ok(false) };
-                    if !source.copy(&key, to, done)? {
+                    if !source.is_loaded(&key)? && !source.copy(&key, to, done)? {
                         to.remove(&key)?;
                     }
                 }
@@ -283,7 +313,7 @@ impl ChangedCopy {
                         continue;
                     }
                     let key = cursor.key();
-                    if !marks.contains(key) {
+                    if !marks.contains(key) || source.is_loaded(key)? {
                         continue;
                     }
                     let is_there = match is_target {

@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 use crate::commit::CommitWrite;
 use crate::commit::value_writer::PartialValue;
 use crate::expiry::Expires;
-use crate::expiry::index::IndexPlan;
+use crate::expiry::index::{IndexPlan, encode_hint};
 use crate::keyspace::catalog::CatalogCause;
 use crate::keyspace::unpublished::UnpublishedKeyspace;
 use crate::{CommitOutcome, KeyspaceState, Store};
@@ -40,6 +40,7 @@ use sheaf_log::blob::{BlobRef, UncommittedBlob, UnsyncedBlobs};
 use sheaf_log::blob_reader::{BlobChecksums, BlobReader, OpenBlob, StoredValue};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::{MAX_KEY, MAX_VALUE, Seq};
+use sheaf_platform::clock::UnixMillis;
 use sheaf_platform::error::{Error, IoOp, PoisonCause, Result};
 
 /// Bytes of a piece of a large value.
@@ -82,6 +83,10 @@ pub(crate) struct IngestWriter {
     bytes: Vec<u8>,
     operations: Vec<(Range<usize>, IngestOp)>,
     blobs: SmallVec<[UncommittedBlob; 1]>,
+    /// Writer of the index on expiry times, if the keyspace gets a new one with its name.
+    index: Option<Box<IngestWriter>>,
+    /// Buffer of a hint.
+    hint: Vec<u8>,
 }
 
 impl IngestWriter {
@@ -99,7 +104,28 @@ impl IngestWriter {
         }
         let limits = CommitLimits::new(store.options.tiny);
         let (bytes, operations, blobs) = (Vec::new(), Vec::new(), SmallVec::new());
-        Ok(IngestWriter { unpublished, ingest, has_files: false, limits, bytes, operations, blobs })
+        let (has_files, index, hint) = (false, None, Vec::new());
+        Ok(IngestWriter { unpublished, ingest, has_files, limits, bytes, operations, blobs, index, hint })
+    }
+
+    /// Lets the keyspace get a new index on expiry times, which `index` fills.
+    pub(crate) fn set_index(&mut self, index: Option<IngestWriter>) {
+        self.index = index.map(Box::new);
+    }
+
+    /// Adds the hint of a pair to the new index, if there is one. A hint needs no pair.
+    pub(crate) fn add_hint(&mut self, key: &[u8], time: Option<UnixMillis>) -> Result<()> {
+        let (Some(index), Some(time)) = (&mut self.index, time) else { return Ok(()) };
+        self.hint.clear();
+        encode_hint(time, key, &mut self.hint);
+        index.put(&self.hint, &[])
+    }
+
+    /// Writes all hints. Returns the plan for the index.
+    pub(crate) fn finish_index(&mut self) -> Result<IndexPlan> {
+        let Some(index) = &mut self.index else { return Ok(IndexPlan::Keep) };
+        index.end_key_order()?;
+        Ok(IndexPlan::New(Arc::clone(index.keyspace())))
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {
@@ -141,6 +167,17 @@ impl IngestWriter {
         let (key, value) = (self.buffer_bytes(key), self.buffer_bytes(value));
         self.operations.push((key, IngestOp::Put(value)));
         Ok(())
+    }
+
+    /// Sets `key` to a value that an engine found in another keyspace, with its hint.
+    pub(crate) fn put_copy(&mut self, key: &[u8], stored: StoredValue<'_>) -> Result<()> {
+        if self.index.is_some()
+            && let Some(expiry) = self.keyspace().expiry()
+        {
+            let time = expiry.time_of(&stored)?;
+            self.add_hint(key, time)?;
+        }
+        self.put_stored(key, stored)
     }
 
     /// Sets `key` to a value that an engine found.

@@ -27,6 +27,7 @@ pub mod estimates;
 pub mod expiry;
 pub mod full_disk;
 pub mod idle;
+pub mod keeping_loads;
 pub mod keyspaces;
 pub mod merges;
 pub mod non_blocking;
@@ -251,6 +252,16 @@ macro_rules! conformance {
                 snapshots_can_be_dropped_in_any_order
                 iterators_outlive_the_handles_they_came_from
                 pinned_bytes_are_reported_and_released
+            }
+            $crate::promises! { $subject, EVERYWHERE, keeping_loads:
+                a_load_keeps_the_present_pairs
+                a_load_that_keeps_pairs_is_one_commit_after_all_writes_before_it
+                a_load_that_keeps_pairs_survives_a_power_cut_whole_or_not
+                a_cancelled_or_interrupted_load_changes_nothing
+                a_load_that_keeps_pairs_is_one_change_of_the_feed
+            }
+            $crate::promises! { $subject, STEPPED, keeping_loads:
+                a_load_that_keeps_pairs_keeps_their_times
             }
             $crate::promises! { $subject, EVERYWHERE, keyspaces:
                 an_engine_is_remembered_and_another_refused

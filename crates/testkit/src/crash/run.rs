@@ -143,11 +143,17 @@ impl WorkloadRun {
         Ok(())
     }
 
-    /// Replaces the keyspace by a bulk load: a single commit in the history.
+    /// Loads the keyspace in a single commit of the history. Replaces its pairs, or keeps them if
+    /// `count` is odd.
     fn bulk_load(&mut self, db: &Database, number: usize, space: usize, count: u8) -> Result<(), Error> {
         self.keyspace(space as u8)?;
-        let mut loader = db.bulk_load(KEYSPACE_NAMES[space], BulkLoadOptions::default().replace(true))?;
-        let mut changes = vec![HistoryChange::Clear(space)];
+        let (options, keeps) = (BulkLoadOptions::default(), count % 2 == 1);
+        let options = if keeps { options.keep(true) } else { options.replace(true) };
+        let mut loader = db.bulk_load(KEYSPACE_NAMES[space], options)?;
+        let mut changes = Vec::new();
+        if !keeps {
+            changes.push(HistoryChange::Clear(space));
+        }
         for key in 2..count.saturating_add(2) {
             let len = if key % 16 == 5 { 1_500 } else { u32::from(key) * 3 };
             // These keys sort between those of the other steps.

@@ -43,6 +43,10 @@ pub(crate) struct LoadArgs {
     /// file is empty
     #[arg(long, requires = "sorted")]
     pub(crate) replace: bool,
+    /// With --sorted: keep the pairs of the keyspace; those of the file replace the ones with their
+    /// keys
+    #[arg(long, requires = "sorted", conflicts_with = "replace")]
+    pub(crate) keep: bool,
     /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}; "written" is bytes to the device
     #[arg(long)]
     pub(crate) json: bool,
@@ -113,7 +117,10 @@ fn sink(args: &LoadArgs) -> Result<(Database, PairSink)> {
         return Ok((db, PairSink::Batches(batches)));
     }
     let db = args.target.database_args.open_or_create(&args.creation.modes)?;
-    let options = BulkLoadOptions::default().replace(args.replace);
+    let options = match args.keep {
+        true => BulkLoadOptions::default().keep(true),
+        false => BulkLoadOptions::default().replace(args.replace),
+    };
     let options = match &args.creation.engine {
         Some(engine) => options.engine(engine),
         None => options,
@@ -123,7 +130,7 @@ fn sink(args: &LoadArgs) -> Result<(Database, PairSink)> {
     let loader = db.bulk_load(&args.target.keyspace, options).map_err(|error| match error {
         Error::InvalidArgument { argument: "keyspace", .. } => {
             let name = &args.target.keyspace;
-            let remedy = "--replace replaces its content, and a load without --sorted adds to it";
+            let remedy = "--replace replaces its content; --keep, and a load without --sorted, add to it";
             Failure::Refused(format!("keyspace {name:?} is not empty: {remedy}"))
         }
         other => other.into(),
