@@ -153,6 +153,42 @@ fn the_owner_replies_to_every_request() {
 }
 
 #[test]
+fn a_conversion_for_a_client_refuses_an_operator_that_the_owner_lacks() {
+    let dir = IpcDir::new("operator");
+    let path = dir.db();
+    let longest = |_: &[u8], _: Option<&[u8]>, operand: &[u8]| Ok(operand.to_vec());
+    let db = Database::builder().merge_operator("longest", longest).open(&path).unwrap();
+    let options = |operator: &str| KeyspaceOptions::default().merge_operator(operator);
+    let names = db.keyspace("names", options("longest")).unwrap();
+    let convert = |to: KeyspaceOptions| {
+        let mut owner = AttachedOwner::connect(&path).unwrap().unwrap();
+        owner.convert("names", to, continue_always)
+    };
+    let (local, remote) =
+        (db.convert("names", options("shortest"), continue_always), convert(options("shortest")));
+    assert!(matches!(local, Err(Error::InvalidArgument { argument: "merge operator", .. })), "{local:?}");
+    assert_eq!(format!("{remote:?}"), format!("{local:?}"));
+    assert_eq!(names.options().merge_operator(), Some("longest"));
+    assert!(convert(options("append")).unwrap().is_some());
+    assert!(convert(options("longest")).unwrap().is_some());
+    names.merge("ada", "byron").unwrap();
+
+    // An owner without the operator of the keyspace converts it, and keeps the name.
+    drop(names);
+    db.close().unwrap();
+    let db = Database::open(&path).unwrap();
+    assert!(convert(options("longest").engine("flat")).unwrap().is_some());
+    let names = db.open_keyspace("names").unwrap().unwrap();
+    assert_eq!((names.engine(), names.options().merge_operator()), ("flat", Some("longest")));
+    let missing =
+        AttachedOwner::connect(&path).unwrap().unwrap().convert("none", options("shortest"), continue_always);
+    assert_eq!(
+        format!("{missing:?}"),
+        format!("{:?}", db.convert("none", options("shortest"), continue_always))
+    );
+}
+
+#[test]
 fn an_operation_is_cancelled_when_its_client_disconnects() {
     let dir = IpcDir::new("cancelled");
     let (db, _all) = full(&dir.db());
