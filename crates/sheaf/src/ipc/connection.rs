@@ -23,7 +23,7 @@ use crate::merge::MergeRegistry;
 use crate::{BackupOptions, BackupRate, CacheStats, CompactionReport, Error, KeyspaceOptions, Result};
 
 /// Target size of the parts of a list in bytes, and most bytes of one item.
-const MAX_CHUNK_BYTES: usize = 256 << 10;
+pub(super) const MAX_CHUNK_BYTES: usize = 256 << 10;
 
 /// Serves a guest until the end of the connection.
 pub(super) fn serve(
@@ -90,12 +90,12 @@ struct ServedExport<'a> {
     export: ExportedState,
 }
 
-struct RequestHandler<'a> {
-    store: &'a Arc<Store>,
+pub(super) struct RequestHandler<'a> {
+    pub(super) store: &'a Arc<Store>,
     /// Merge operators of the owner.
     operators: &'a MergeRegistry,
     state: &'a ConnectionState,
-    stream: &'a UnixStream,
+    pub(super) stream: &'a UnixStream,
 }
 
 impl RequestHandler<'_> {
@@ -104,7 +104,7 @@ impl RequestHandler<'_> {
         self.state.send(&reply.encode()).is_ok()
     }
 
-    fn send_or_cancel(&self, reply: &IpcReply) -> Result<()> {
+    pub(super) fn send_or_cancel(&self, reply: &IpcReply) -> Result<()> {
         if self.send(reply) { Ok(()) } else { Err(Error::Cancelled) }
     }
 
@@ -140,6 +140,7 @@ impl RequestHandler<'_> {
                 self.send_or_cancel(&IpcReply::Done)
             }
             IpcRequest::Export => self.export(),
+            IpcRequest::Changes(query) => self.changes(&query),
         }
     }
 
