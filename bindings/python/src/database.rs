@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use sheaf::{
@@ -270,7 +270,8 @@ pub(crate) fn repair<'py>(
 ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyList>)> {
     let (source, target) = (options::path(py, "source", source)?, options::path(py, "target", target)?);
     if source == target {
-        return Err(PyTypeError::new_err("a repair must write to another directory"));
+        let reason = format!("source and target are the same directory, {}", source.display());
+        return Err(PyValueError::new_err(reason));
     }
     let work = move |caller: &Caller<RepairProgress, Outcome<RepairReport>>| {
         let mut watcher = |at| caller.report(at);

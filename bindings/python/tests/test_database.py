@@ -405,3 +405,14 @@ def test_damage_is_reported_and_repaired(path: Path, tmp_path: Path) -> None:
     assert not repair.is_complete and repair.damage_count >= 1 and repair.keyspaces[0].certain > 0
     with sheaf.open(tmp_path / "repaired") as db:
         assert len(db["users"]) >= 900
+
+
+def test_a_repair_refuses_its_source_as_target(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with sheaf.open(path) as db:
+        db.keyspace("users")["ada"] = b"lovelace"
+    for target in (path, str(path)):
+        with pytest.raises(ValueError, match="source and target are the same directory"):
+            sheaf.repair(path, target)
+    with sheaf.open(path) as db:
+        assert db["users"]["ada"] == b"lovelace"

@@ -259,11 +259,15 @@ the end, if there is one, for `created`, `loaded` and `converted` the engine, fo
 the changes of a commit follows a line `commit` with the position; --from continues there. With
 --json each commit is an object {\"position\":..,\"changes\":[..]}.
 
-The program that owns the database must have opened it with `retain_changes`, and must have
-closed it.
+The program that owns the database must have opened it with `retain_changes`. While a process has
+the database open, that process sends the changes, and --follow waits for further commits. They
+are printed when they are on the device, after about 100 ms. The verb then ends when it is
+interrupted, or when the owner closes the database. A reader of the output that pauses for 30
+seconds makes the owner end the connection.
 
 Examples:
   sheaf changes my.db --limit 10
+  sheaf changes my.db --follow
   sheaf changes my.db --keyspace users --prefix user: --json
   sheaf changes my.db --from 6a0f0e5c3f0d4b6e9d6b1f2a3c4d5e6f-1234")]
     Changes(ChangesArgs),

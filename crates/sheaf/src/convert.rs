@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use sheaf_store::{Conversion as Steps, Store};
 
+use crate::merge::MergeRegistry;
 use crate::open_database::OpenDatabase;
 use crate::{
     ConversionEstimate, ConversionProgress, ConversionReport, Database, Error, KeyspaceOptions, Result,
@@ -56,9 +57,7 @@ impl Database {
         to: impl Into<KeyspaceOptions>,
         progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
     ) -> Result<Option<ConversionReport>> {
-        let to = to.into();
-        self.handle().check_operator(name, &to)?;
-        convert(self.handle().store(), name, &to, progress)
+        convert(self.handle().store(), self.handle().merge_registry(), name, &to.into(), progress)
     }
 
     /// Begins a conversion; the caller runs its steps. Returns `None` if the keyspace already has
@@ -73,9 +72,7 @@ impl Database {
         name: &str,
         to: impl Into<KeyspaceOptions>,
     ) -> Result<Option<RunningConversion>> {
-        let to = to.into();
-        self.handle().check_operator(name, &to)?;
-        let running = begin(self.handle().store(), name, &to)?;
+        let running = begin(self.handle().store(), self.handle().merge_registry(), name, &to.into())?;
         Ok(running.map(|steps| RunningConversion(steps, Arc::clone(self.handle()))))
     }
 
@@ -103,7 +100,14 @@ impl Database {
     }
 }
 
-fn begin(store: &Arc<Store>, name: &str, to: &KeyspaceOptions) -> Result<Option<Steps>> {
+/// Begins a conversion, if the process that owns the database has the merge operator in `to`.
+fn begin(
+    store: &Arc<Store>,
+    operators: &MergeRegistry,
+    name: &str,
+    to: &KeyspaceOptions,
+) -> Result<Option<Steps>> {
+    operators.check_options(store, name, to)?;
     let missing = || Error::KeyspaceNotFound { name: name.to_owned() };
     let source = store.find_keyspace(name)?.ok_or_else(missing)?;
     store.begin_conversion(&source, to.selection())
@@ -112,12 +116,15 @@ fn begin(store: &Arc<Store>, name: &str, to: &KeyspaceOptions) -> Result<Option<
 /// Converts as [`Database::convert`]. The caller must keep the database open.
 pub(crate) fn convert(
     store: &Arc<Store>,
+    operators: &MergeRegistry,
     name: &str,
     to: &KeyspaceOptions,
     mut progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
 ) -> Result<Option<ConversionReport>> {
     loop {
-        let Some(mut steps) = begin(store, name, to)? else { return Ok(Some(ConversionReport::default())) };
+        let Some(mut steps) = begin(store, operators, name, to)? else {
+            return Ok(Some(ConversionReport::default()));
+        };
         loop {
             match steps.step() {
                 Ok(true) => {}

@@ -62,7 +62,7 @@ mod workload;
 
 pub use batch::Batch;
 pub use bulk_load::{BulkLoadOptions, BulkLoader};
-pub use changes::{ChangeCursor, ChangeRetention, Changes, ChangesReady};
+pub use changes::{ChangeCursor, ChangeQuery, ChangeRetention, Changes, ChangesReady};
 pub use commit_ticket::{CommitFuture, CommitTicket};
 #[doc(hidden)]
 pub use convert::RunningConversion;

@@ -46,11 +46,7 @@ impl OpenDatabase {
     /// Checks the merge operator that `options` choose for keyspace `name`: this process must have
     /// it, unless it is that of the keyspace already.
     pub(crate) fn check_operator(&self, name: &str, options: &KeyspaceOptions) -> Result<()> {
-        let (chosen, keyspace) = (options.options.merge_operator(), self.store.find_keyspace(name)?);
-        match keyspace.is_some_and(|keyspace| keyspace.options().merge_operator() == chosen) {
-            true => Ok(()),
-            false => self.merge_registry.check_known(chosen),
-        }
+        self.merge_registry.check_options(&self.store, name, options)
     }
 
     pub(crate) fn merge_groups(&self) -> &MergeGroups {

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sheaf::{
-    AttachedOwner, BackupOptions, BackupRate, Database, DatabaseStats, Error, Keyspace, KeyspaceOptions,
-    LockConflict, OpenOutcome,
+    AttachedOwner, BackupOptions, BackupRate, Change, ChangeKind, ChangeQuery, ChangeRetention,
+    CommittedChanges, Database, DatabaseStats, Error, Keyspace, KeyspaceOptions, LockConflict, OpenOutcome,
 };
 
 struct IpcDir(PathBuf);
@@ -153,6 +153,42 @@ fn the_owner_replies_to_every_request() {
 }
 
 #[test]
+fn a_conversion_for_a_client_refuses_an_operator_that_the_owner_lacks() {
+    let dir = IpcDir::new("operator");
+    let path = dir.db();
+    let longest = |_: &[u8], _: Option<&[u8]>, operand: &[u8]| Ok(operand.to_vec());
+    let db = Database::builder().merge_operator("longest", longest).open(&path).unwrap();
+    let options = |operator: &str| KeyspaceOptions::default().merge_operator(operator);
+    let names = db.keyspace("names", options("longest")).unwrap();
+    let convert = |to: KeyspaceOptions| {
+        let mut owner = AttachedOwner::connect(&path).unwrap().unwrap();
+        owner.convert("names", to, continue_always)
+    };
+    let (local, remote) =
+        (db.convert("names", options("shortest"), continue_always), convert(options("shortest")));
+    assert!(matches!(local, Err(Error::InvalidArgument { argument: "merge operator", .. })), "{local:?}");
+    assert_eq!(format!("{remote:?}"), format!("{local:?}"));
+    assert_eq!(names.options().merge_operator(), Some("longest"));
+    assert!(convert(options("append")).unwrap().is_some());
+    assert!(convert(options("longest")).unwrap().is_some());
+    names.merge("ada", "byron").unwrap();
+
+    // An owner without the operator of the keyspace converts it, and keeps the name.
+    drop(names);
+    db.close().unwrap();
+    let db = Database::open(&path).unwrap();
+    assert!(convert(options("longest").engine("flat")).unwrap().is_some());
+    let names = db.open_keyspace("names").unwrap().unwrap();
+    assert_eq!((names.engine(), names.options().merge_operator()), ("flat", Some("longest")));
+    let missing =
+        AttachedOwner::connect(&path).unwrap().unwrap().convert("none", options("shortest"), continue_always);
+    assert_eq!(
+        format!("{missing:?}"),
+        format!("{:?}", db.convert("none", options("shortest"), continue_always))
+    );
+}
+
+#[test]
 fn an_operation_is_cancelled_when_its_client_disconnects() {
     let dir = IpcDir::new("cancelled");
     let (db, _all) = full(&dir.db());
@@ -286,16 +322,16 @@ fn a_stalled_connection_delays_neither_the_owner_nor_other_connections() {
     for nonsense in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"SHEAFDOR\x09\0\0\0\0\0\0\0",
-        b"SHEAFDOR\x07\0\0\0\0\0\0\0\xff\xff\xff\xff",
+        b"SHEAFDOR\x08\0\0\0\0\0\0\0\xff\xff\xff\xff",
     ] {
         let mut guest = UnixStream::connect(&socket).unwrap();
         guest.write_all(nonsense).unwrap();
         let mut said = Vec::new();
         guest.read_to_end(&mut said).ok();
-        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x07\0\0\0"));
+        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x08\0\0\0"));
     }
     let mut guest = UnixStream::connect(&socket).unwrap();
-    guest.write_all(b"SHEAFDOR\x07\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
+    guest.write_all(b"SHEAFDOR\x08\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
     guest.read_exact(&mut [0; 16]).unwrap();
     let mut answer = || {
         let (mut len, mut answer) = ([0; 4], Vec::new());
@@ -368,7 +404,7 @@ fn silent_owner(dir: &Path, hello: Option<&[u8]>) -> (UnixListener, Option<UnixS
 #[test]
 fn an_unresponsive_owner_is_an_error_that_names_it() {
     let dir = IpcDir::new("silent");
-    let hello = b"SHEAFDOR\x07\0\0\0\0\0\0\0";
+    let hello = b"SHEAFDOR\x08\0\0\0\0\0\0\0";
     // It does not accept; it sends half a hello; it does not answer requests.
     let silences: [(&str, Option<&[u8]>); 3] =
         [("deaf", None), ("half", Some(&hello[..9])), ("dumb", Some(&hello[..]))];
@@ -492,4 +528,94 @@ fn a_connection_does_not_keep_a_database_open() {
     drop(keyspace);
     drop(Database::open(dir.db()).unwrap());
     drop((owner, beside));
+}
+
+/// Opens a database that retains changes.
+fn retaining(path: &Path) -> Database {
+    let retention = ChangeRetention::new(1 << 30, Duration::from_secs(3600));
+    Database::builder().retain_changes(retention).open(path).unwrap()
+}
+
+/// Returns the keys and values of the puts of a commit.
+fn puts(commit: &CommittedChanges) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let put = |change: &Change| match &change.kind {
+        ChangeKind::Put { key, value, .. } => Some((key.clone(), value.read().unwrap())),
+        _ => None,
+    };
+    commit.changes.iter().filter_map(put).collect()
+}
+
+#[test]
+fn a_client_reads_the_changes_that_the_owner_retains() {
+    let dir = IpcDir::new("changes");
+    let db = retaining(&dir.db());
+    let (users, logs) = (db.keyspace("users", "flex").unwrap(), db.keyspace("logs", "flat").unwrap());
+    let first = db.newest_change().unwrap();
+    let large = value(97, 1).repeat(30); // more than a message
+    users.insert("ada", &large).unwrap();
+    logs.insert("1", "started").unwrap();
+    users.remove("ada").unwrap();
+    db.persist().unwrap();
+    let read = |query: ChangeQuery| {
+        let (mut owner, mut commits) = (AttachedOwner::connect(dir.db()).unwrap().unwrap(), Vec::new());
+        let done = owner.changes(&query, |commit| {
+            commits.push(commit.clone());
+            ControlFlow::Continue(())
+        });
+        done.map(|()| commits)
+    };
+    let all = read(ChangeQuery::default()).unwrap();
+    let (mut local, mut ours) = (db.changes(db.oldest_change().unwrap()).unwrap(), Vec::new());
+    while let Some(commit) = local.try_next().unwrap() {
+        ours.push(commit);
+    }
+    assert_eq!(format!("{all:?}"), format!("{ours:?}"));
+    assert_eq!(all.iter().flat_map(puts).next(), Some((b"ada".to_vec(), large)));
+    let later = read(ChangeQuery::default().after(first).keyspace("logs")).unwrap();
+    assert_eq!(later.iter().flat_map(puts).collect::<Vec<_>>(), [(b"1".to_vec(), b"started".to_vec())]);
+    assert_eq!(read(ChangeQuery::default().after(first).prefix("b")).unwrap().len(), 0);
+
+    let foreign = format!("{:032x}-0", 7).parse().unwrap();
+    let refused = read(ChangeQuery::default().after(foreign));
+    assert_eq!(format!("{refused:?}"), format!("{:?}", db.changes(foreign).map(|_| ())));
+    drop((users, logs, local));
+    db.close().unwrap();
+    let plain = dir.0.join("plain");
+    let _db = Database::open(&plain).unwrap();
+    let refused =
+        AttachedOwner::connect(&plain).unwrap().unwrap().changes(&ChangeQuery::default(), continue_always);
+    assert!(matches!(refused, Err(Error::InvalidArgument { argument: "change feed", .. })), "{refused:?}");
+}
+
+#[test]
+fn a_client_follows_the_changes_until_it_leaves_or_the_owner_closes() {
+    let dir = IpcDir::new("follow");
+    let db = retaining(&dir.db());
+    let users = db.keyspace("users", "flex").unwrap();
+    let query = ChangeQuery::default().after(db.newest_change().unwrap()).follow();
+    let (seen, commits) = std::sync::mpsc::channel();
+    let follow = |count: usize| {
+        let (seen, query, path) = (seen.clone(), query.clone(), dir.db());
+        let mut owner = AttachedOwner::connect(path).unwrap().unwrap();
+        std::thread::spawn(move || {
+            let mut left = count;
+            owner.changes(&query, |commit| {
+                seen.send(puts(commit)).unwrap();
+                left -= 1;
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+        })
+    };
+    let leaves = follow(2);
+    for name in ["ada", "alan"] {
+        // The client waits for each commit.
+        users.insert(name, "x").unwrap();
+        assert_eq!(commits.recv().unwrap(), [(name.as_bytes().to_vec(), b"x".to_vec())]);
+    }
+    leaves.join().unwrap().unwrap();
+    let stays = follow(usize::MAX);
+    assert_eq!(commits.iter().take(2).count(), 2);
+    drop(users);
+    db.close().unwrap(); // does not wait for the client
+    assert!(matches!(stays.join().unwrap(), Err(Error::OwnerClosed { .. })));
 }

@@ -54,6 +54,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, ProgressFn};
+#[doc(hidden)]
+pub use changes::wire as change_wire;
 pub use changes::{
     Change, ChangeBound, ChangeKind, ChangePosition, ChangeReader, ChangeStats, ChangeValue, ChangeWakerKey,
     CommittedChanges, CursorInfo, RetentionChoice,

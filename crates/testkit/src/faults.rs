@@ -23,6 +23,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use sheaf::Error;
+use sheaf_platform::clock::UnixMillis;
 use sheaf_platform::sync::Mutex;
 use sheaf_sim::{AfterFailedSync, CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 
@@ -427,6 +428,7 @@ fn check_recovered(
         min_after_power_cut: marks.durable,
         max_commits: marks.issued,
         seen_seq: marks.seq,
+        now: None,
     };
     // Only a failed sync may remove acknowledged data from the kernel's cache.
     let can_shake = case.can_fail(CallClass::Sync) || case.can_fail(CallClass::SyncDir);
@@ -554,9 +556,10 @@ impl FaultTracker {
             Ok(state) => {
                 let history = run.history.lock();
                 let (from, to) = (history.marks.acked, history.marks.issued);
-                match history.find_prefix(state.fingerprint(), from, to) {
+                let now = UnixMillis::default(); // no pair expires
+                match history.find_prefix(state.fingerprint(), from, to, now) {
                     Some(_) => Ok(()),
-                    None => Err(format!("after the error, {}", history.explain(&state, from, to))),
+                    None => Err(format!("after the error, {}", history.explain(&state, from, to, now))),
                 }
             }
             // The kernel dropped unsynced pages, as btrfs does, so a checked read must fail.

@@ -1,13 +1,14 @@
 //! # Kill loop: processes killed in mid-write on the real disk
 //!
 //! The running program starts itself again as a child. The child writes from 16 threads to
-//! keyspaces of two engines (or of all), single and in batches, with `Buffer` and `Sync`. After
-//! each acknowledged commit it writes a mark to a pipe. It ends by SIGKILL. The parent then opens
-//! the database and checks:
+//! keyspaces of two engines (or of all), single and in batches, with `Buffer` and `Sync`: inserts,
+//! removals and merges that append. After each acknowledged commit it writes a mark to a pipe. It
+//! ends by SIGKILL. The parent then opens the database and checks:
 //!
 //! - the lock is free, and afterwards held by the parent;
 //! - the commits of each thread are a prefix that contains every acknowledged one;
-//! - every batch is complete.
+//! - every batch is complete, and every value has each of its operands once and in order;
+//! - a key to which all threads append has every acknowledged operand exactly once.
 //!
 //! The parent then closes the database, or only drops it, and starts the next child.
 //!
@@ -52,6 +53,8 @@ use crate::fixture::TestSubject;
 use crate::recording_disk::{DiskCallKind, DiskDefect, RecordingDisk};
 use crate::totals::{Budget, HarnessFailure, Totals};
 
+mod shared_key;
+
 const DIR_VAR: &str = "SHEAF_KILL_DIR";
 const ENGINE_VAR: &str = "SHEAF_KILL_ENGINE";
 const SEED_VAR: &str = "SHEAF_KILL_SEED";
@@ -72,8 +75,17 @@ const RARE_KILLS: u64 = 3;
 /// Children per directory before a worker starts with a new one.
 const RUNS_PER_DIR: u64 = 25;
 
-/// A keyspace, a key, and its new value.
-type KeyChange = (usize, Vec<u8>, Option<Vec<u8>>);
+/// Change of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum KeyEdit {
+    Put(Vec<u8>),
+    Remove,
+    /// Appends the bytes to the value.
+    Append(Vec<u8>),
+}
+
+/// A keyspace, a key, and its change.
+type KeyChange = (usize, Vec<u8>, KeyEdit);
 
 /// Pairs that belong to one thread, by keyspace and key.
 type ThreadPairs = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
@@ -419,13 +431,14 @@ impl KillWorker<'_> {
                 }
             }
         }
+        let alpha = keyspace(&db, self.context.subject, 0).map_err(|e| e.to_string())?;
+        shared_key::check_and_remove(&alpha, life, &acked)?;
         if life.is_multiple_of(8) {
             let mut damage = None;
             let verified = db.verify(|error| damage = Some(error));
             verified.map_err(|e| format!("it cannot be verified: {e}"))?;
             damage.map_or(Ok(()), |error| Err(format!("verification says: {error}")))?;
         }
-        let alpha = keyspace(&db, self.context.subject, 0).map_err(|e| e.to_string())?;
         alpha.insert("the parent", life.to_le_bytes()).map_err(|e| format!("it takes no commit: {e}"))?;
         drop(alpha);
         if life.is_multiple_of(2) {
@@ -447,7 +460,8 @@ fn engines(subject: &TestSubject) -> Vec<&'static str> {
 }
 
 fn keyspace(db: &Database, subject: &TestSubject, space: usize) -> sheaf::Result<Keyspace> {
-    db.keyspace(KEYSPACE_NAMES[space], subject.options_of(engines(subject)[space]))
+    let options = subject.options_of(engines(subject)[space]).merge_operator("append");
+    db.keyspace(KEYSPACE_NAMES[space], options)
 }
 
 /// Returns whether the child had opened the database, and the number of acknowledged commits of
@@ -499,31 +513,40 @@ fn difference(found: &ThreadPairs, model: &ThreadPairs) -> String {
 }
 
 /// Returns the changes of commit number `k` of a thread in the child with seed `life`, and whether
-/// the commit is synced.
+/// the commit is synced. There are none if the commit is a merge of the shared key.
 fn commit_changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<KeyChange>, bool) {
+    if shared_key::is_append(thread, life, k) {
+        return (Vec::new(), false);
+    }
     let mut random = TestRandom::new(life ^ u64::from(k) << 8 ^ u64::from(thread));
     let count = if random.one_in(3) { 2 + random.below(5) } else { 1 };
-    let mut changes: BTreeMap<(usize, Vec<u8>), Option<Vec<u8>>> = BTreeMap::new();
+    let mut changes: BTreeMap<(usize, Vec<u8>), KeyEdit> = BTreeMap::new();
     for write in 0..count {
         let key = vec![thread, b'k', random.below(200) as u8];
         let len = if random.one_in(200) { 30_000 } else { random.below(300) as u32 };
-        let value = (!random.one_in(5)).then(|| {
-            let mut value = life.to_le_bytes().to_vec();
-            value.extend(value_bytes(k as usize, write as usize, len));
-            value
-        });
-        changes.insert((random.index_below(spaces), key), value);
+        let bytes = || {
+            let mut bytes = life.to_le_bytes().to_vec();
+            bytes.extend(value_bytes(k as usize, write as usize, len));
+            bytes
+        };
+        let edit = match random.below(5) {
+            0 => KeyEdit::Remove,
+            1 => KeyEdit::Append(bytes()),
+            _ => KeyEdit::Put(bytes()),
+        };
+        changes.insert((random.index_below(spaces), key), edit);
     }
-    let list = changes.into_iter().map(|((space, key), value)| (space, key, value)).collect();
+    let list = changes.into_iter().map(|((space, key), edit)| (space, key, edit)).collect();
     (list, random.one_in(12))
 }
 
 fn apply(model: &mut ThreadPairs, spaces: usize, thread: u8, life: u64, k: u32) {
-    for (space, key, value) in commit_changes(spaces, thread, life, k).0 {
-        match value {
-            Some(value) => model.insert((space, key), value),
-            None => model.remove(&(space, key)),
-        };
+    for (space, key, edit) in commit_changes(spaces, thread, life, k).0 {
+        match edit {
+            KeyEdit::Put(value) => drop(model.insert((space, key), value)),
+            KeyEdit::Remove => drop(model.remove(&(space, key))),
+            KeyEdit::Append(operand) => model.entry((space, key)).or_default().extend(operand),
+        }
     }
 }
 
@@ -582,18 +605,23 @@ fn self_killing_disk(death: KillPlan) -> RecordingDisk {
 }
 
 fn write(db: &Database, spaces: &[Keyspace], thread: u8, life: u64, k: u32) -> sheaf::Result<()> {
+    if shared_key::is_append(thread, life, k) {
+        return shared_key::append(&spaces[0], thread, k);
+    }
     let (changes, is_synced) = commit_changes(spaces.len(), thread, life, k);
-    if let ([(space, key, value)], false) = (&changes[..], is_synced) {
-        return match value {
-            Some(value) => spaces[*space].insert(key, value),
-            None => spaces[*space].remove(key),
+    if let ([(space, key, edit)], false) = (&changes[..], is_synced) {
+        return match edit {
+            KeyEdit::Put(value) => spaces[*space].insert(key, value),
+            KeyEdit::Remove => spaces[*space].remove(key),
+            KeyEdit::Append(operand) => spaces[*space].merge(key, operand),
         };
     }
     let mut batch = db.batch();
-    for (space, key, value) in &changes {
-        match value {
-            Some(value) => batch.insert(&spaces[*space], key, value),
-            None => batch.remove(&spaces[*space], key),
+    for (space, key, edit) in &changes {
+        match edit {
+            KeyEdit::Put(value) => batch.insert(&spaces[*space], key, value),
+            KeyEdit::Remove => batch.remove(&spaces[*space], key),
+            KeyEdit::Append(operand) => batch.merge(&spaces[*space], key, operand),
         };
     }
     batch.durability(if is_synced { Durability::Sync } else { Durability::Buffer });

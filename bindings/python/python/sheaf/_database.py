@@ -345,7 +345,10 @@ def restore(
 def repair(
     source: StrPath, target: StrPath, *, keep_doubtful: bool = False, progress: Progress | None = None
 ) -> _reports.RepairReport:
-    """Salvage the damaged database ``source``, which is only read, into a new one in ``target``."""
+    """Salvage the damaged database ``source``, which is only read, into a new one in ``target``.
+
+    Raises ``ValueError`` if both are the same directory.
+    """
     report, keyspaces = _sheaf.repair(os.fsdecode(source), os.fsdecode(target), keep_doubtful, progress)
     return _reports.RepairReport(
         **report, keyspaces=[_reports.KeyspaceRepair(**keyspace) for keyspace in keyspaces]

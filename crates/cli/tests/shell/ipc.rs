@@ -2,6 +2,9 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use sheaf::{ChangeRetention, Database};
 
 use crate::support::Sandbox;
 
@@ -65,6 +68,39 @@ fn reading_and_maintenance_work_while_another_process_has_the_database() {
     run(&["get", "db", "a"]).prints("1");
     run(&["put", "db", "a", "2"]);
     assert!(!sandbox.path("db").join("door").exists());
+}
+
+#[test]
+fn changes_follows_the_process_that_has_the_database() {
+    let sandbox = Sandbox::new();
+    let retention = ChangeRetention::new(1 << 30, Duration::from_secs(3600));
+    let db = Database::builder().retain_changes(retention).open(sandbox.path("db")).expect("a new database");
+    let users = db.keyspace("users", "flex").expect("a keyspace");
+    users.insert("ada", "1").expect("a put");
+    db.persist().expect("a sync");
+    let run = |args: &[&str]| sandbox.run(&[&["changes", "db"], args].concat());
+    let present = run(&["--prefix", "a"]).succeeds().stdout();
+    let present: Vec<&str> = present.lines().collect();
+    assert_eq!((present[0], present[2]), ("created\tusers\tflex", "put\tusers\tada\t1"));
+    let position = present[3].strip_prefix("commit\t").expect("a position");
+    assert_eq!(run(&["--limit", "1", "--json"]).succeeds().json()["changes"][0]["kind"], "created");
+    run(&["--from", &format!("{:032x}-0", 7)]).exits(4).mentions("another database");
+
+    let follow = ["changes", "db", "--from", position, "--follow", "--keyspace", "users"];
+    let mut follower = sandbox.command(&follow);
+    let mut follower = follower.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(follower.stdout.take().expect("piped")).lines();
+    for name in ["alan", "grace"] {
+        users.insert(name, "2").expect("a put");
+        assert_eq!(lines.next().expect("it follows").expect("text"), format!("put\tusers\t{name}\t2"));
+        assert!(lines.next().expect("it follows").expect("text").starts_with("commit\t"));
+    }
+    drop(users);
+    db.close().expect("it closes");
+    assert!(lines.next().is_none());
+    assert_eq!(follower.wait().expect("it ends").code(), Some(4), "the owner closed the database");
+    run(&["--follow"]).exits(2).mentions("nothing to follow");
+    assert_eq!(run(&["--from", position]).succeeds().lines().len(), 4);
 }
 
 /// The snapshot of a killed reader is released. If the owner is killed, its reader ends with an

@@ -1,8 +1,9 @@
 //! # Change feed: committed changes in commit order
 //!
-//! `cursor` has the named cursors, `retention` the options.
+//! `cursor` has the named cursors, `retention` the options, `query` the filters.
 
 mod cursor;
+mod query;
 mod retention;
 
 use std::fmt;
@@ -13,11 +14,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use sheaf_log::types::Seq;
-use sheaf_store::{
-    Change, ChangeBound, ChangeKind, ChangePosition, ChangeReader, ChangeWakerKey, CommittedChanges,
-};
+use sheaf_store::{ChangeBound, ChangePosition, ChangeReader, ChangeWakerKey, CommittedChanges};
 
 pub use self::cursor::ChangeCursor;
+pub(crate) use self::query::ChangeFilter;
+pub use self::query::ChangeQuery;
 pub use self::retention::ChangeRetention;
 use crate::open_database::OpenDatabase;
 use crate::{Database, Error, Result, Snapshot};
@@ -335,45 +336,6 @@ impl Changes {
     }
 }
 
-/// Changes that a consumer wants.
-#[derive(Debug, Default)]
-struct ChangeFilter {
-    /// Keyspaces to deliver; empty for all.
-    keyspaces: Vec<String>,
-    /// Prefixes of the keys to deliver; empty for all.
-    prefixes: Vec<Vec<u8>>,
-}
-
-impl ChangeFilter {
-    /// Removes the changes that the filter excludes. Returns `None` if none is left.
-    fn wanted(&self, mut commit: CommittedChanges) -> Option<CommittedChanges> {
-        commit.changes.retain(|change| self.is_wanted(change));
-        (!commit.changes.is_empty()).then_some(commit)
-    }
-
-    fn is_wanted(&self, change: &Change) -> bool {
-        let is_keyspace = || {
-            let selects = |keyspace: &str| self.keyspaces.iter().any(|name| name == keyspace);
-            let is_new = matches!(&change.kind, ChangeKind::Renamed { to } if selects(to));
-            is_new || selects(&change.keyspace)
-        };
-        if !self.keyspaces.is_empty() && !is_keyspace() {
-            return false;
-        }
-        let has_prefix = |is_in: &dyn Fn(&[u8]) -> bool| {
-            self.prefixes.is_empty() || self.prefixes.iter().any(|p| is_in(p))
-        };
-        match (&change.kind, change.kind.key()) {
-            (ChangeKind::RangeRemoved { end, .. }, Some(start)) => has_prefix(&|prefix| {
-                let begins = start <= prefix || start.starts_with(prefix);
-                begins && end.as_ref().is_none_or(|end| *prefix < **end)
-            }),
-            (_, Some(key)) => has_prefix(&|prefix| key.starts_with(prefix)),
-            (_, None) => true,
-        }
-    }
-}
-
 impl Iterator for Changes {
     type Item = Result<CommittedChanges>;
 
@@ -430,25 +392,9 @@ impl Drop for ChangesReady<'_> {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use sheaf_store::ChangeKind;
+
     use super::*;
-
-    fn range_removed(start: &str, end: Option<&str>) -> Change {
-        let kind = ChangeKind::RangeRemoved { start: start.into(), end: end.map(Into::into) };
-        Change { keyspace: "users".into(), kind }
-    }
-
-    #[test]
-    fn a_prefix_excludes_removed_ranges_without_its_keys() {
-        let filter = ChangeFilter { keyspaces: Vec::new(), prefixes: vec![b"mm".to_vec()] };
-        for (start, end) in
-            [("", None), ("mm", None), ("mmx", None), ("a", Some("mm\0")), ("mma", Some("mmb"))]
-        {
-            assert!(filter.is_wanted(&range_removed(start, end)), "{start} {end:?}");
-        }
-        for (start, end) in [("", Some("mm")), ("mn", None), ("a", Some("m")), ("n", Some("o"))] {
-            assert!(!filter.is_wanted(&range_removed(start, end)), "{start} {end:?}");
-        }
-    }
 
     #[test]
     fn a_wait_ends_while_unwanted_commits_continue() {

@@ -119,7 +119,8 @@ impl Builder {
             opened => opened?,
         };
         let is_owner = !options.read_only && !options.inline;
-        let door = (has_door && is_owner).then(|| IpcServer::open(&store).ok()).flatten();
+        let door =
+            (has_door && is_owner).then(|| IpcServer::open(&store, merge_registry.clone()).ok()).flatten();
         Ok(Database { store: OpenDatabase::new(store, door, merge_registry.clone()) })
     }
 

@@ -15,11 +15,13 @@ use sheaf_store::{IPC_SOCKET_NAMES, LOCK};
 use super::attach::{ConnectionLease, ExportedSnapshot};
 use super::message::{IpcReply, IpcRequest};
 use super::overview::DatabaseOverview;
+use super::received_commit::ReceivedCommit;
 use super::stream::Stream;
 use super::wire::{self, HelloStatus, VERSION};
 use crate::{
-    BackupProgress, BackupRate, BackupReport, CompactionReport, ConversionEstimate, ConversionProgress,
-    ConversionReport, DatabaseStats, Error, KeyspaceOptions, LockConflict, Result, VerifyReport,
+    BackupProgress, BackupRate, BackupReport, ChangeQuery, CommittedChanges, CompactionReport,
+    ConversionEstimate, ConversionProgress, ConversionReport, DatabaseStats, Error, KeyspaceOptions,
+    LockConflict, Result, VerifyReport,
 };
 
 /// Longest time without a message of the owner: ten times the interval of its signs of life.
@@ -415,6 +417,62 @@ impl AttachedOwner {
         })
     }
 
+    /// Passes the changes that `query` selects to `each`, in commit order, until `each` returns
+    /// `Break`, or until none is left. With [`ChangeQuery::follow`] the owner sends further commits
+    /// when they are on the device, and the call ends only if `each` returns `Break`, or with an
+    /// error. After a `Break` the connection is unusable.
+    ///
+    /// Each commit is complete in memory, with its large values. The owner ends the connection if
+    /// this process does not read for 30 seconds.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// use sheaf::{AttachedOwner, ChangeQuery, ChangeRetention, Database};
+    ///
+    /// let retention = ChangeRetention::new(1 << 30, std::time::Duration::from_secs(3600));
+    /// let db = Database::builder().retain_changes(retention).open(dir.path())?;
+    /// db.keyspace("users", "flex")?;
+    /// let mut count = 0;
+    /// if let Some(mut owner) = AttachedOwner::connect(dir.path())? {
+    ///     owner.changes(&ChangeQuery::default(), |commit| {
+    ///         count += commit.changes.len();
+    ///         ControlFlow::Continue(())
+    ///     })?;
+    /// }
+    /// # #[cfg(unix)]
+    /// assert_eq!(count, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`crate::Database::changes`] and [`crate::Changes::try_next`],
+    /// [`Error::Poisoned`] if the database refuses writes, and those listed at [`AttachedOwner`].
+    pub fn changes(
+        &mut self,
+        query: &ChangeQuery,
+        mut each: impl FnMut(&CommittedChanges) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let (mut received, mut is_cancelled) = (ReceivedCommit::default(), false);
+        let done = self.request(&IpcRequest::Changes(query.clone()), |stream, reply| match reply {
+            IpcReply::Done => Ok(Some(())),
+            reply => match received.add(reply)? {
+                Some(commit) if !is_cancelled => {
+                    let flow = each(&commit);
+                    is_cancelled = flow.is_break();
+                    Ok(cancel_on_break(stream, flow))
+                }
+                _ => Ok(None),
+            },
+        });
+        match done {
+            Err(Error::Cancelled | Error::OwnerClosed { .. }) if is_cancelled => Ok(()),
+            done => done,
+        }
+    }
+
     /// Makes the owner export a snapshot, which exists as long as the returned lease or a store
     /// opened on it.
     pub(crate) fn export(mut self) -> Result<ExportedSnapshot> {
@@ -441,7 +499,7 @@ fn cancel_on_break<T>(stream: &Stream, answer: ControlFlow<()>) -> Option<T> {
     None
 }
 
-fn unexpected_reply(reply: &IpcReply) -> Error {
+pub(super) fn unexpected_reply(reply: &IpcReply) -> Error {
     Error::InvalidArgument { argument: "reply", reason: format!("{reply:?} was not asked for") }
 }
 

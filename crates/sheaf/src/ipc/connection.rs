@@ -19,13 +19,19 @@ use super::overview::overview;
 use super::server::{HELLO_TIMEOUT, SEND_TIMEOUT};
 use super::wire::{self, HelloStatus, VERSION};
 use crate::convert::convert;
+use crate::merge::MergeRegistry;
 use crate::{BackupOptions, BackupRate, CacheStats, CompactionReport, Error, KeyspaceOptions, Result};
 
 /// Target size of the parts of a list in bytes, and most bytes of one item.
-const MAX_CHUNK_BYTES: usize = 256 << 10;
+pub(super) const MAX_CHUNK_BYTES: usize = 256 << 10;
 
 /// Serves a guest until the end of the connection.
-pub(super) fn serve(store: &Weak<Store>, state: &ConnectionState, working: impl Fn()) {
+pub(super) fn serve(
+    store: &Weak<Store>,
+    operators: &MergeRegistry,
+    state: &ConnectionState,
+    working: impl Fn(),
+) {
     let stream = state.stream();
     let _end = ShutdownOnDrop(stream);
     if handshake(stream).is_err() {
@@ -41,7 +47,7 @@ pub(super) fn serve(store: &Weak<Store>, state: &ConnectionState, working: impl 
             return;
         }
         working();
-        let guest = RequestHandler { store: &store, state, stream };
+        let guest = RequestHandler { store: &store, operators, state, stream };
         let done = match IpcRequest::decode(&message) {
             Ok(request) => guest.handle(request),
             Err(what) => Err(Error::InvalidArgument { argument: "request", reason: what.to_string() }),
@@ -84,10 +90,12 @@ struct ServedExport<'a> {
     export: ExportedState,
 }
 
-struct RequestHandler<'a> {
-    store: &'a Arc<Store>,
+pub(super) struct RequestHandler<'a> {
+    pub(super) store: &'a Arc<Store>,
+    /// Merge operators of the owner.
+    operators: &'a MergeRegistry,
     state: &'a ConnectionState,
-    stream: &'a UnixStream,
+    pub(super) stream: &'a UnixStream,
 }
 
 impl RequestHandler<'_> {
@@ -96,7 +104,7 @@ impl RequestHandler<'_> {
         self.state.send(&reply.encode()).is_ok()
     }
 
-    fn send_or_cancel(&self, reply: &IpcReply) -> Result<()> {
+    pub(super) fn send_or_cancel(&self, reply: &IpcReply) -> Result<()> {
         if self.send(reply) { Ok(()) } else { Err(Error::Cancelled) }
     }
 
@@ -115,7 +123,7 @@ impl RequestHandler<'_> {
             IpcRequest::Backup { dir, base, verify, pace } => self.back_up(dir, base, verify, pace),
             IpcRequest::Convert { keyspace, engine, options } => {
                 let to = KeyspaceOptions { engine, options };
-                let done = convert(self.store, &keyspace, &to, |progress| {
+                let done = convert(self.store, self.operators, &keyspace, &to, |progress| {
                     self.send_progress(&IpcReply::ConversionProgress(*progress))
                 })?;
                 self.send_or_cancel(&IpcReply::ConversionDone(done.ok_or(Error::Cancelled)?))
@@ -132,6 +140,7 @@ impl RequestHandler<'_> {
                 self.send_or_cancel(&IpcReply::Done)
             }
             IpcRequest::Export => self.export(),
+            IpcRequest::Changes(query) => self.changes(&query),
         }
     }
 

@@ -8,12 +8,15 @@ use std::path::PathBuf;
 use sheaf_platform::codec::{FieldReader, FieldWriter};
 use sheaf_platform::disk::exported::{ByteSource, ExportedExtent, ExportedItem};
 use sheaf_platform::wire_error::{self, ReadWire, WriteWire};
+use sheaf_store::change_wire;
 use sheaf_store::stats::wire;
 
 use super::overview::{KeyspaceOverview, decode_keyspace, encode_keyspace};
+use crate::changes::ChangeFilter;
 use crate::{
-    BackupProgress, BackupRate, BackupReport, CacheStats, CompactionReport, ConversionEstimate,
-    ConversionProgress, ConversionReport, Damage, DatabaseStats, EngineOptions, Error, VerifyReport,
+    BackupProgress, BackupRate, BackupReport, CacheStats, Change, ChangePosition, ChangeQuery,
+    CompactionReport, ConversionEstimate, ConversionProgress, ConversionReport, Damage, DatabaseStats,
+    EngineOptions, Error, VerifyReport,
 };
 
 /// A request of a guest. Its variants list the replies; `..` means any number.
@@ -39,6 +42,9 @@ pub(super) enum IpcRequest {
     /// Exports a snapshot: [`IpcReply::Items`] .., [`IpcReply::Done`]; then the connection is the
     /// lease.
     Export,
+    /// For each commit: [`IpcReply::Change`] .., each with [`IpcReply::ValuePart`] .., and
+    /// [`IpcReply::Commit`]. Then [`IpcReply::Done`], unless the guest follows the feed.
+    Changes(ChangeQuery),
 }
 
 /// A reply. [`IpcReply::Failed`] may replace any reply.
@@ -63,6 +69,12 @@ pub(super) enum IpcReply {
     Caches(Vec<CacheStats>),
     /// Sign of life during a long request.
     Heartbeat,
+    /// Change of a commit, without its value, and the length of the value.
+    Change(Change, u64),
+    /// Bytes of the value of the last change.
+    ValuePart(Vec<u8>),
+    /// End of a commit.
+    Commit(ChangePosition),
 }
 
 fn bad_field(field: &'static str, max: u64, got: u8) -> Damage {
@@ -98,6 +110,13 @@ impl IpcRequest {
             IpcRequest::Verify => w.u8(6),
             IpcRequest::Persist => w.u8(7),
             IpcRequest::Export => w.u8(8),
+            IpcRequest::Changes(query) => {
+                w.u8(9);
+                w.option(query.from.as_ref(), |w, from| change_wire::encode_position(from, w));
+                w.list(&query.filter.keyspaces, |w, name| w.text(name));
+                w.list(&query.filter.prefixes, |w, prefix| w.bytes(prefix));
+                w.flag(query.is_following);
+            }
         }
         w.0
     }
@@ -122,7 +141,15 @@ impl IpcRequest {
             6 => IpcRequest::Verify,
             7 => IpcRequest::Persist,
             8 => IpcRequest::Export,
-            other => return Err(bad_field("request", 8, other)),
+            9 => IpcRequest::Changes(ChangeQuery {
+                from: r.option(change_wire::decode_position)?,
+                filter: ChangeFilter {
+                    keyspaces: r.list(|r| r.text())?,
+                    prefixes: r.list(|r| Ok(r.bytes()?.to_vec()))?,
+                },
+                is_following: r.flag()?,
+            }),
+            other => return Err(bad_field("request", 9, other)),
         };
         r.finish()?;
         Ok(request)
@@ -199,8 +226,29 @@ impl IpcReply {
                 w.list(caches, wire::encode_cache);
             }
             IpcReply::Heartbeat => w.u8(17),
+            IpcReply::Change(..) | IpcReply::ValuePart(_) | IpcReply::Commit(_) => self.encode_feed(&mut w),
         }
         w.0
+    }
+
+    /// Encodes a reply of the change feed.
+    fn encode_feed(&self, w: &mut FieldWriter) {
+        match self {
+            IpcReply::Change(change, value_len) => {
+                w.u8(18);
+                change_wire::encode_change(change, w);
+                w.u64(*value_len);
+            }
+            IpcReply::ValuePart(bytes) => {
+                w.u8(19);
+                w.bytes(bytes);
+            }
+            IpcReply::Commit(position) => {
+                w.u8(20);
+                change_wire::encode_position(position, w);
+            }
+            _ => unreachable!("the caller selects the replies of the feed"),
+        }
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<IpcReply, Damage> {
@@ -224,7 +272,10 @@ impl IpcReply {
             15 => IpcReply::Items(r.list(decode_item)?),
             16 => IpcReply::Caches(r.list(wire::decode_cache)?),
             17 => IpcReply::Heartbeat,
-            other => return Err(bad_field("reply", 17, other)),
+            18 => IpcReply::Change(change_wire::decode_change(r)?, r.u64()?),
+            19 => IpcReply::ValuePart(r.bytes()?.to_vec()),
+            20 => IpcReply::Commit(change_wire::decode_position(r)?),
+            other => return Err(bad_field("reply", 20, other)),
         };
         r.finish()?;
         Ok(reply)
@@ -296,12 +347,16 @@ mod tests {
     use super::*;
     use std::ops::Bound;
 
-    use crate::{ConflictKeys, EngineStats, LockConflict, WorkloadStats};
+    use crate::{ChangeKind, ConflictKeys, EngineStats, LockConflict, WorkloadStats};
 
     fn chosen() -> EngineOptions {
         let mut options = EngineOptions::default();
         options.set("branching", 64);
         options
+    }
+
+    fn position() -> ChangePosition {
+        format!("{:032x}-7", u128::MAX / 3).parse().unwrap()
     }
 
     fn requests() -> Vec<IpcRequest> {
@@ -334,6 +389,10 @@ mod tests {
             IpcRequest::Verify,
             IpcRequest::Persist,
             IpcRequest::Export,
+            IpcRequest::Changes(ChangeQuery::default()),
+            IpcRequest::Changes(
+                ChangeQuery::default().after(position()).keyspace(name()).prefix([0xff]).follow(),
+            ),
         ]
     }
 
@@ -449,6 +508,9 @@ mod tests {
         let mut replies = vec![
             IpcReply::Done,
             IpcReply::Heartbeat,
+            IpcReply::Change(Change { keyspace: "users".into(), kind: ChangeKind::Cleared }, 1 << 40),
+            IpcReply::ValuePart(b"part".to_vec()),
+            IpcReply::Commit(position()),
             IpcReply::Stats(Box::new(stats)),
             IpcReply::Keyspace(Box::new(keyspace)),
             IpcReply::BackupProgress(backing_up),

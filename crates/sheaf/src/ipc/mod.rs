@@ -1,8 +1,8 @@
 //! # Door: the Unix socket through which other processes reach the owner of a database
 //!
-//! Serves statistics, backups, conversions and snapshots to attached readers, but no data
-//! (`sheaf-server` does). docs/format/door.md specifies every byte. `server` and `connection`
-//! serve, `attached_owner` is the client; other modules encode. Windows has no door.
+//! Serves statistics, backups, conversions, the change feed, and snapshots to attached readers.
+//! docs/format/door.md specifies every byte. `server`, `connection` and `feed` serve,
+//! `attached_owner` is the client; other modules encode. Windows has no door.
 //!
 //! ```text
 //!  owner                                            client process
@@ -35,8 +35,11 @@ mod attached_owner;
 mod connection;
 #[cfg(unix)]
 mod connection_state;
+#[cfg(unix)]
+mod feed;
 mod message;
 mod overview;
+mod received_commit;
 #[cfg(unix)]
 mod server;
 mod stream;

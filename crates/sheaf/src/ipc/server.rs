@@ -23,6 +23,7 @@ use sheaf_store::{IPC_SOCKET_NAMES, Store};
 use super::connection;
 use super::connection_state::ConnectionState;
 use super::wire::{self, HelloStatus};
+use crate::merge::MergeRegistry;
 
 /// Most connections, and most of them from one process.
 const MAX_CONNECTIONS: usize = 64;
@@ -53,6 +54,7 @@ struct IpcState {
     /// Wakes the accept thread: a request arrived, or the door closes.
     notifier: Notifier,
     store: Weak<Store>,
+    operators: MergeRegistry,
     is_closing: AtomicBool,
     connections: Mutex<Vec<IpcConnection>>,
 }
@@ -87,7 +89,7 @@ fn listen(dir: &SocketDir) -> rustix::io::Result<OwnedFd> {
 
 impl IpcServer {
     /// Opens the door of an open database.
-    pub(crate) fn open(store: &Arc<Store>) -> io::Result<IpcServer> {
+    pub(crate) fn open(store: &Arc<Store>, operators: MergeRegistry) -> io::Result<IpcServer> {
         let dir = SocketDir::open(store.path())?;
         let listener = listen(&dir)?;
         let shared = Arc::new(IpcState {
@@ -95,6 +97,7 @@ impl IpcServer {
             listener,
             notifier: Notifier::new()?,
             store: Arc::downgrade(store),
+            operators,
             is_closing: AtomicBool::new(false),
             connections: Mutex::default(),
         });
@@ -197,9 +200,9 @@ impl IpcState {
         let (theirs, shared) = (Arc::clone(&state), Arc::clone(self));
         let thread = std::thread::Builder::new().name("sheaf-guest".into());
         let ring = move || shared.notifier.notify();
-        let store = Weak::clone(&self.store);
+        let (store, operators) = (Weak::clone(&self.store), self.operators.clone());
         // If no thread can be started, the connection ends.
-        if let Ok(thread) = thread.spawn(move || connection::serve(&store, &theirs, ring)) {
+        if let Ok(thread) = thread.spawn(move || connection::serve(&store, &operators, &theirs, ring)) {
             guests.push(IpcConnection { state, thread });
         }
     }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use sheaf_store::Store;
 
+use crate::merge::MergeRegistry;
+
 /// A door, of which this system has none.
 pub(crate) enum IpcServer {}
 
 impl IpcServer {
     /// Returns `Unsupported`. A database works without a door.
-    pub(crate) fn open(_: &Arc<Store>) -> io::Result<IpcServer> {
+    pub(crate) fn open(_: &Arc<Store>, _: MergeRegistry) -> io::Result<IpcServer> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

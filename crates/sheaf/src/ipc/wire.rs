@@ -11,7 +11,7 @@ use super::stream::Stream;
 
 const MAGIC: &[u8; 8] = b"SHEAFDOR";
 /// Version of the protocol.
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 /// Most bytes of a message.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Bytes of a hello: magic, version, status.

@@ -20,7 +20,7 @@ use sheaf_store::{Expires, KeyspaceState, ReadPoint, Store};
 
 pub use self::set::{decode_set, encode_set};
 use crate::keyspace::read_expected;
-use crate::{Error, Result, Value};
+use crate::{Error, KeyspaceOptions, Result, Value};
 
 /// The examples of the guide.
 #[cfg(doctest)]
@@ -158,6 +158,16 @@ impl MergeRegistry {
                 let reason = format!("{name:?} is not registered; register it with the builder");
                 Err(Error::InvalidArgument { argument: "merge operator", reason })
             }
+        }
+    }
+
+    /// Checks the operator that `options` choose for keyspace `name`: this process must have it,
+    /// unless it is that of the keyspace already.
+    pub(crate) fn check_options(&self, store: &Store, name: &str, options: &KeyspaceOptions) -> Result<()> {
+        let (chosen, keyspace) = (options.options.merge_operator(), store.find_keyspace(name)?);
+        match keyspace.is_some_and(|keyspace| keyspace.options().merge_operator() == chosen) {
+            true => Ok(()),
+            false => self.check_known(chosen),
         }
     }
 

@@ -30,6 +30,8 @@ mod position;
 mod reader;
 mod retention;
 mod signal;
+#[doc(hidden)]
+pub mod wire;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

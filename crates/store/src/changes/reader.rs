@@ -86,6 +86,13 @@ impl std::fmt::Debug for ChangeValue {
 }
 
 impl ChangeValue {
+    /// Returns a value that was received from another process.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn from_bytes(bytes: Vec<u8>) -> ChangeValue {
+        ChangeValue { len: bytes.len(), source: ChangeValueSource::Inline(bytes), skip: 0 }
+    }
+
     /// Returns the length of the value in bytes.
     #[must_use]
     pub fn len(&self) -> usize {

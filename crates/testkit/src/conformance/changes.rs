@@ -12,7 +12,7 @@ use crate::fixture::Fixture;
 use crate::replica::{Replica, keep_all_changes, read_snapshot};
 use sheaf::{
     BackupOptions, BulkLoadOptions, ChangeKind, ChangePosition, ChangeRetention, Changes, Database,
-    Durability, Error,
+    Durability, Error, RepairOptions,
 };
 use sheaf_platform::clock::UnixMillis;
 
@@ -397,6 +397,40 @@ pub fn a_restored_database_has_another_feed(fixture: &Fixture) {
         read_snapshot(&restored.snapshot().unwrap()).unwrap(),
         read_snapshot(&db.snapshot().unwrap()).unwrap()
     );
+}
+
+pub fn a_repaired_database_has_another_feed(fixture: &Fixture) {
+    let db = open(fixture);
+    let keyspace = fixture.keyspace(&db, "mine");
+    (0..40).for_each(|number| keyspace.insert(key(number), value(number, 300)).unwrap());
+    let position = db.newest_change().unwrap();
+    db.change_cursor("index").unwrap().commit(position).unwrap();
+    drop(keyspace);
+    db.close().unwrap();
+    let out = fixture.path().with_file_name("repaired");
+    let builder = || fixture.builder_on(Arc::clone(fixture.disk()));
+    builder().repair(fixture.path(), &out, RepairOptions::default()).unwrap();
+    let repaired = builder().open(&out).unwrap();
+    assert!(!repaired.stats().changes.is_retaining);
+    let refused = repaired.changes(position);
+    assert!(matches!(refused, Err(Error::InvalidArgument { argument: "change feed", .. })), "{refused:?}");
+    repaired.close().unwrap();
+
+    let repaired = builder().retain_changes(keep_all_changes()).open(&out).unwrap();
+    assert!(repaired.change_cursors().unwrap().is_empty());
+    let refused = repaired.changes(position);
+    assert!(
+        matches!(refused, Err(Error::InvalidArgument { argument: "change position", .. })),
+        "{refused:?}"
+    );
+    let mut replica = Replica::copy_of(&repaired).unwrap();
+    fixture.keyspace(&repaired, "mine").insert(key(3), "new").unwrap();
+    assert_equal(&repaired, &mut replica);
+
+    // The original is only read, so its positions stay valid.
+    let db = open(fixture);
+    assert_eq!(db.change_cursor("index").unwrap().position().unwrap(), position);
+    assert!(drain(&mut db.changes(position).unwrap()).is_empty());
 }
 
 pub fn loads_and_conversions_are_one_change(fixture: &Fixture) {

@@ -204,6 +204,7 @@ macro_rules! conformance {
                 a_named_cursor_keeps_its_changes_and_its_position
                 filters_select_keyspaces_and_prefixes
                 a_restored_database_has_another_feed
+                a_repaired_database_has_another_feed
                 loads_and_conversions_are_one_change
                 retention_that_ends_frees_its_files
                 a_task_that_waits_is_woken_once_there_is_a_change

@@ -2,7 +2,8 @@
 //!
 //! 1. The database opens without help, and its state is one of the allowed prefixes.
 //! 2. It accepts a commit with a number above every number seen before the crash.
-//! 3. After a close (or a power cut) and another opening it holds exactly that state: nothing
+//! 3. If pairs may expire, the background removes all that do, and no other.
+//! 4. After a close (or a power cut) and another opening it holds exactly that state: nothing
 //!    dropped returns, and nothing that a reader could see is lost.
 //!
 //! With a *recording*, the disk is forked before each of these disk calls, for a second crash.
@@ -12,6 +13,7 @@
 use std::sync::Arc;
 
 use sheaf::{Database, Durability, KeyspaceOptions};
+use sheaf_platform::clock::{Clock, UnixMillis};
 use sheaf_platform::sync::Mutex;
 use sheaf_sim::{KeepChoice, SimDisk};
 
@@ -36,6 +38,17 @@ pub struct ExpectedPrefix<'a> {
     pub max_commits: usize,
     /// Highest commit number seen before the crash.
     pub seen_seq: u64,
+    /// Time of the crash, if pairs may expire.
+    pub now: Option<UnixMillis>,
+}
+
+impl ExpectedPrefix<'_> {
+    /// Whether a state with this fingerprint is allowed.
+    #[must_use]
+    pub fn is_allowed(&self, fingerprint: u64) -> bool {
+        let now = self.now.unwrap_or_default();
+        self.history.find_prefix(fingerprint, self.min_commits, self.max_commits, now).is_some()
+    }
 }
 
 /// State found on a machine.
@@ -53,6 +66,8 @@ pub struct SecondCrashPoint {
     pub image: SimDisk,
     /// Progress of the commits after the crash; `None` while the database is opening.
     pub marks: Option<HistoryMarks>,
+    /// Time, if pairs may expire.
+    pub now: Option<UnixMillis>,
 }
 
 /// Forks of the disk taken during a check.
@@ -97,12 +112,20 @@ pub fn check(
     recording: Option<&mut RecoveryRecording>,
 ) -> Result<RecoveredState, String> {
     let shared: Arc<Mutex<RecoveryRecording>> = Arc::default();
+    if let Some(now) = expected.now {
+        machine.clock.set_unix_millis(now);
+    }
     if recording.is_some() {
         let (sim, shared) = (machine.sim.clone(), Arc::clone(&shared));
+        let (clock, has_expiry) = (Arc::clone(&machine.clock), expected.now.is_some());
         machine.recording_disk.set_observer(move |_, _| {
             let mut shared = shared.lock();
             let marks = shared.after_recovery.as_ref().map(|history| history.marks);
-            shared.crash_points.push(SecondCrashPoint { image: sim.fork(), marks });
+            shared.crash_points.push(SecondCrashPoint {
+                image: sim.fork(),
+                marks,
+                now: has_expiry.then(|| clock.unix_millis()),
+            });
         });
     }
     machine.recording_disk.set_call_limit(CALL_LIMIT);
@@ -133,11 +156,15 @@ fn check_first_open(
     let mut db = machine.open().map_err(|e| format!("it does not open: {e}"))?;
     let mut state = ExpectedState::read(&db).map_err(|e| format!("it cannot be read: {e}"))?;
     let print = state.fingerprint();
-    if expected.history.find_prefix(print, expected.min_commits, expected.max_commits).is_none() {
-        return Err(expected.history.explain(&state, expected.min_commits, expected.max_commits));
+    if !expected.is_allowed(print) {
+        let now = expected.now.unwrap_or_default();
+        return Err(expected.history.explain(&state, expected.min_commits, expected.max_commits, now));
+    }
+    shared.lock().after_recovery = Some(CommitHistory::starting_at(state.clone()));
+    if let Some(now) = expected.now {
+        check_removal(machine, &db, &mut state, now)?;
     }
     check_feed(machine, &db)?;
-    shared.lock().after_recovery = Some(CommitHistory::starting_at(state.clone()));
     if end == AfterRecovery::IdleReopen {
         db.close().map_err(|e| format!("it does not close: {e}"))?;
         db = machine.open().map_err(|e| format!("closed again, it does not open: {e}"))?;
@@ -162,6 +189,27 @@ fn check_first_open(
         db.close().map_err(|e| format!("it does not close: {e}"))?;
     }
     Ok((RecoveredState { fingerprint: print, next_seq: seq }, state))
+}
+
+/// Lets every pair with a time expire, and requires that the background removes exactly these.
+fn check_removal(
+    machine: &TestMachine,
+    db: &Database,
+    state: &mut ExpectedState,
+    now: UnixMillis,
+) -> Result<(), String> {
+    let last = state.expiry_times.values().max().copied().unwrap_or_default().max(now);
+    machine.clock.set_unix_millis(last);
+    machine.remove_expired(db).map_err(|e| format!("expired pairs are not removed: {e}"))?;
+    state.expire(last);
+    // A pair that has expired, but is still there, exists again if the clock goes back.
+    machine.clock.set_unix_millis(UnixMillis(0));
+    let left = ExpectedState::read(db).map_err(|e| format!("after a removal it cannot be read: {e}"))?;
+    machine.clock.set_unix_millis(last);
+    match left == *state {
+        true => Ok(()),
+        false => Err(format!("the removal of expired pairs leaves {}", left.difference(state))),
+    }
 }
 
 fn check_second_open(machine: &TestMachine, state: &ExpectedState, seq: u64) -> Result<(), String> {

@@ -29,6 +29,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use sheaf_platform::clock::{Clock, ManualClock, UnixMillis};
 use sheaf_platform::sync::Mutex;
 use sheaf_sim::{KeepChoice, PendingUnits, SimDisk};
 
@@ -186,6 +187,8 @@ pub struct CrashPoint {
     pub marks: HistoryMarks,
     /// Step in progress; after the end, the number of steps.
     pub step: usize,
+    /// Time, if pairs may expire.
+    pub now: Option<UnixMillis>,
 }
 
 /// Runs `steps` and forks the disk before every changing call and at the end. The result also has
@@ -194,19 +197,21 @@ pub fn record_points(
     steps: &[CrashStep],
     plan: &ExplorePlan,
 ) -> (Vec<CrashPoint>, CommitHistory, Result<(), String>) {
-    let machine = TestMachine::for_subject(&plan.subject, SimDisk::new());
+    let has_expiry = steps.iter().any(CrashStep::is_expiring);
+    let machine = TestMachine { has_expiry, ..TestMachine::for_subject(&plan.subject, SimDisk::new()) };
+    let now_of = move |clock: &ManualClock| has_expiry.then(|| clock.unix_millis());
     machine.sim.set_paranoid(plan.tears_sectors);
     machine.recording_disk.set_defect(plan.defect);
     let mut run = WorkloadRun::new(machine.clone());
     let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
     let now: Arc<AtomicUsize> = Arc::default();
     let (sim, history, out) = (machine.sim.clone(), Arc::clone(&run.history), Arc::clone(&points));
-    let (step, from_step) = (Arc::clone(&now), plan.first_step);
+    let (step, from_step, clock) = (Arc::clone(&now), plan.first_step, Arc::clone(&machine.clock));
     machine.recording_disk.set_observer(move |_, _| {
         let (step, marks) = (step.load(Ordering::Relaxed), history.lock().marks);
         // A point that is not explored keeps its number, but needs no fork.
         let image = if step >= from_step { sim.fork() } else { SimDisk::new() };
-        out.lock().push(CrashPoint { image, marks, step });
+        out.lock().push(CrashPoint { image, marks, step, now: now_of(&clock) });
     });
     let ran = run_supervised(replay_name(steps, plan), || {
         let fails = |e| format!("the workload fails: {e}");
@@ -220,7 +225,8 @@ pub fn record_points(
     machine.recording_disk.clear_observer();
     let history = run.history.lock().clone();
     let mut points = std::mem::take(&mut *points.lock());
-    points.push(CrashPoint { image: machine.sim.fork(), marks: history.marks, step: steps.len() });
+    let (image, now) = (machine.sim.fork(), now_of(&machine.clock));
+    points.push(CrashPoint { image, marks: history.marks, step: steps.len(), now });
     (points, history, ran)
 }
 
@@ -350,8 +356,9 @@ impl Explorer<'_> {
             min_after_power_cut: point.marks.durable,
             max_commits: point.marks.issued,
             seen_seq: point.marks.seq,
+            now: point.now,
         };
-        let print = image_fingerprint(&image, number, keep.is_none());
+        let print = image_fingerprint(&image, number, keep.is_none(), point.now);
         if let Some(found) = self.seen.get(&print) {
             return self.check_known_image(*found, expected).map_err(|what| (None, what));
         }
@@ -375,13 +382,9 @@ impl Explorer<'_> {
 
     /// Checks an image that was opened before, under different limits.
     fn check_known_image(&self, found: RecoveredState, expected: ExpectedPrefix<'_>) -> Result<(), String> {
-        if expected
-            .history
-            .find_prefix(found.fingerprint, expected.min_commits, expected.max_commits)
-            .is_none()
-        {
-            let at =
-                expected.history.find_prefix(found.fingerprint, 0, expected.history.fingerprints.len() - 1);
+        if !expected.is_allowed(found.fingerprint) {
+            let (all, now) = (expected.history.fingerprints.len() - 1, expected.now.unwrap_or_default());
+            let at = expected.history.find_prefix(found.fingerprint, 0, all, now);
             return Err(format!(
                 "the state is the one after {at:?} commits, allowed are {} to {}",
                 expected.min_commits, expected.max_commits
@@ -416,7 +419,7 @@ impl Explorer<'_> {
                 let machine =
                     TestMachine::for_subject(&self.plan.subject, moment.image.power_cut_of(&pending, &keep));
                 let promised = moment.marks.map(|marks| (marks.durable, marks.issued));
-                if !seen.insert((machine.sim.hash(), promised)) {
+                if !seen.insert((machine.sim.hash(), promised, moment.now)) {
                     continue;
                 }
                 self.report.images += 1;
@@ -457,10 +460,11 @@ fn second_crash(
 }
 
 /// Returns a fingerprint of a disk after a crash. After a kill the pending units are not part of
-/// the bytes, so each killed image counts as different.
+/// the bytes, so each killed image counts as different. So does an image at another time `now`.
 #[must_use]
-pub fn image_fingerprint(image: &SimDisk, point: usize, is_killed: bool) -> u64 {
-    if is_killed { TestRandom::new(point as u64).next() } else { image.hash() }
+pub fn image_fingerprint(image: &SimDisk, point: usize, is_killed: bool, now: Option<UnixMillis>) -> u64 {
+    let print = if is_killed { TestRandom::new(point as u64).next() } else { image.hash() };
+    now.map_or(print, |now| print ^ TestRandom::new(now.0).next())
 }
 
 /// Returns the states allowed after a crash at `moment` of a recovery that began under `expected`.
@@ -477,7 +481,8 @@ pub fn second_expected<'a>(
             min_after_power_cut: marks.durable,
             max_commits: marks.issued,
             seen_seq: expected.seen_seq,
+            now: moment.now,
         },
-        _ => ExpectedPrefix { min_commits: expected.min_after_power_cut, ..expected },
+        _ => ExpectedPrefix { min_commits: expected.min_after_power_cut, now: moment.now, ..expected },
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!  short     every workload of up to three steps out of 16, on an empty database
 //!  loaded    the same after a prelude that leaves dead segments and a checkpoint due: GC runs
-//!  plain, busy, large, drops, torn, sorted, moving     random workloads by seed, without end
+//!  plain, busy, large, drops, torn, sorted, moving, expiring     random, by seed, without end
 //!  creation  the creation of a database
 //! ```
 //!
@@ -49,11 +49,12 @@ pub enum WorkloadFamily {
     Torn,
     Sorted,
     Moving,
+    Expiring,
 }
 
 impl WorkloadFamily {
     /// All families.
-    pub const ALL: [WorkloadFamily; 10] = [
+    pub const ALL: [WorkloadFamily; 11] = [
         WorkloadFamily::Creation,
         WorkloadFamily::Short,
         WorkloadFamily::Loaded,
@@ -64,17 +65,18 @@ impl WorkloadFamily {
         WorkloadFamily::Torn,
         WorkloadFamily::Sorted,
         WorkloadFamily::Moving,
+        WorkloadFamily::Expiring,
     ];
 
     /// Share of a budget, in percent.
     fn budget_percent(self) -> u64 {
         match self {
             WorkloadFamily::Creation => 2,
-            WorkloadFamily::Short => 22,
-            WorkloadFamily::Loaded => 20,
+            WorkloadFamily::Short => 19,
+            WorkloadFamily::Loaded => 17,
             WorkloadFamily::Busy | WorkloadFamily::Torn => 10,
             WorkloadFamily::Plain | WorkloadFamily::Large | WorkloadFamily::Drops => 8,
-            WorkloadFamily::Sorted | WorkloadFamily::Moving => 6,
+            WorkloadFamily::Sorted | WorkloadFamily::Moving | WorkloadFamily::Expiring => 6,
         }
     }
 
@@ -89,7 +91,8 @@ impl WorkloadFamily {
             | WorkloadFamily::Large
             | WorkloadFamily::Drops
             | WorkloadFamily::Torn
-            | WorkloadFamily::Sorted => 8,
+            | WorkloadFamily::Sorted
+            | WorkloadFamily::Expiring => 8,
             WorkloadFamily::Moving => 24,
         }
     }
@@ -113,6 +116,7 @@ impl WorkloadFamily {
             | WorkloadFamily::Drops
             | WorkloadFamily::Sorted => plan,
             WorkloadFamily::Moving => ExplorePlan { second_crash_rate: 10, ..plan },
+            WorkloadFamily::Expiring => ExplorePlan { second_crash_rate: 100, ..plan },
             WorkloadFamily::Torn => ExplorePlan { tears_sectors: true, exhaustive_units: 6, ..plan },
         }
     }
@@ -156,6 +160,15 @@ impl WorkloadFamily {
                 large: 1_900,
                 ..WorkloadShape::default()
             },
+            WorkloadFamily::Expiring => WorkloadShape {
+                steps: 16,
+                keys: 6,
+                has_background_work: true,
+                has_drops: true,
+                has_expiry: true,
+                large: 1_900,
+                ..WorkloadShape::default()
+            },
             WorkloadFamily::Sorted => WorkloadShape {
                 steps: 50,
                 has_background_work: true,
@@ -170,7 +183,13 @@ impl WorkloadFamily {
             // Some of the values do not fit a chunk file.
             let is_huge = shape.large == LARGE_VALUE_BYTES && number % 4 == 3;
             let shape = if is_huge { WorkloadShape { large: 6 * LARGE_VALUE_BYTES, ..shape } } else { shape };
-            (generate(first.wrapping_add(number), &shape), 0)
+            // A conversion has as many crash points as the rest of its workload.
+            let has_loads_and_conversions =
+                shape.has_loads_and_conversions || (shape.has_expiry && number % 4 == 3);
+            let shape = WorkloadShape { has_loads_and_conversions, ..shape };
+            // The first half of a workload with expiry only writes pairs for the second half.
+            let first_step = if shape.has_expiry { shape.steps / 2 } else { 0 };
+            (generate(first.wrapping_add(number), &shape), first_step)
         }))
     }
 }
@@ -375,6 +394,11 @@ macro_rules! crash_suite {
             #[test]
             fn a_crash_in_a_load_or_a_conversion_leaves_the_old_keyspace_or_the_new_one() {
                 holds(WorkloadFamily::Moving, 2_000, 2_000);
+            }
+
+            #[test]
+            fn expired_pairs_stay_away_and_no_other_pair_is_lost() {
+                holds(WorkloadFamily::Expiring, 2_000, 2_000);
             }
 
             #[test]

@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use sheaf::{Database, Error};
+use sheaf_platform::clock::UnixMillis;
 
 /// Names of a workload's keyspaces: the first three for one engine, all six for all engines.
 pub const KEYSPACE_NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
@@ -28,6 +29,8 @@ pub enum HistoryChange {
     Rename(usize, usize),
     /// Sets the value of a key.
     Put(usize, Vec<u8>, Vec<u8>),
+    /// Sets the value of a key, and the time at which the pair expires.
+    PutExpiring(usize, Vec<u8>, Vec<u8>, UnixMillis),
     /// Removes a key.
     Remove(usize, Vec<u8>),
 }
@@ -35,11 +38,17 @@ pub enum HistoryChange {
 /// Pairs of one keyspace.
 pub type KeyspacePairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
+/// Times at which pairs expire, by keyspace and key.
+pub type ExpiryTimes = BTreeMap<(usize, Vec<u8>), UnixMillis>;
+
 /// Content of a database.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ExpectedState {
-    /// Keyspaces by number; `None` if the keyspace does not exist.
+    /// Keyspaces by number; `None` if the keyspace does not exist. A pair stays after its time
+    /// until [`ExpectedState::expire`] removes it.
     pub keyspaces: [Option<Arc<KeyspacePairs>>; KEYSPACE_NAMES.len()],
+    /// Times of the pairs that expire.
+    pub expiry_times: Arc<ExpiryTimes>,
 }
 
 impl ExpectedState {
@@ -48,6 +57,7 @@ impl ExpectedState {
         if let HistoryChange::Rename(from, to) = change {
             let before = self.keyspace_fingerprint(*from).wrapping_add(self.keyspace_fingerprint(*to));
             self.keyspaces[*to] = self.keyspaces[*from].take();
+            self.rename_times(*from, *to);
             return self.keyspace_fingerprint(*to).wrapping_sub(before);
         }
         let (HistoryChange::Create(space) | HistoryChange::Drop(space) | HistoryChange::Clear(space)) =
@@ -57,13 +67,15 @@ impl ExpectedState {
         };
         let before = self.keyspace_fingerprint(*space);
         self.keyspaces[*space] = (!matches!(change, HistoryChange::Drop(_))).then(Arc::default);
+        self.forget_times(*space);
         self.keyspace_fingerprint(*space).wrapping_sub(before)
     }
 
     fn change_pair(&mut self, change: &HistoryChange) -> u64 {
-        let (space, key, value) = match change {
-            HistoryChange::Put(space, key, value) => (*space, key, Some(value)),
-            HistoryChange::Remove(space, key) => (*space, key, None),
+        let (space, key, value, time) = match change {
+            HistoryChange::Put(space, key, value) => (*space, key, Some(value), None),
+            HistoryChange::PutExpiring(space, key, value, time) => (*space, key, Some(value), Some(*time)),
+            HistoryChange::Remove(space, key) => (*space, key, None, None),
             _ => return 0,
         };
         let Some(pairs) = &mut self.keyspaces[space] else {
@@ -76,7 +88,8 @@ impl ExpectedState {
         };
         let print =
             |value: Option<&Vec<u8>>| value.map_or(0, |value| pair_fingerprint(space, Some(key), value));
-        print(value).wrapping_sub(print(before.as_ref()))
+        let difference = print(value).wrapping_sub(print(before.as_ref()));
+        difference.wrapping_add(self.set_time(space, key, time))
     }
 
     /// Returns a fingerprint, which differs between different states.
@@ -90,9 +103,10 @@ impl ExpectedState {
         let Some(pairs) = &self.keyspaces[space] else {
             return 0;
         };
-        pairs.iter().fold(pair_fingerprint(space, None, &[]), |print, (key, value)| {
+        let pairs = pairs.iter().fold(pair_fingerprint(space, None, &[]), |print, (key, value)| {
             print.wrapping_add(pair_fingerprint(space, Some(key), value))
-        })
+        });
+        pairs.wrapping_add(self.times_fingerprint(space))
     }
 
     /// Reads the whole database: every pair by iteration, and again by `get`. A contradiction
@@ -114,6 +128,9 @@ impl ExpectedState {
                 if twice.is_some() {
                     pairs.insert(b"(a key iteration yields twice)".to_vec(), key.to_vec());
                 }
+            }
+            if keyspace.options().get("expiry") == Some(1) {
+                state.read_times(space, &keyspace, &pairs)?;
             }
             for (key, value) in &mut pairs {
                 let got = keyspace.get(key)?;
@@ -151,6 +168,9 @@ impl ExpectedState {
                 (Some(_), None) => lines.push(format!("{name} is there")),
                 (None, None) => {}
             }
+        }
+        if self.expiry_times != other.expiry_times {
+            lines.push(format!("times {:?} instead of {:?}", self.expiry_times, other.expiry_times));
         }
         lines.join("; ")
     }
@@ -193,7 +213,7 @@ fn preview(bytes: &[u8]) -> String {
     format!("'{}{more}'", shown.escape_ascii())
 }
 
-fn pair_fingerprint(space: usize, key: Option<&Vec<u8>>, value: &[u8]) -> u64 {
+pub(super) fn pair_fingerprint(space: usize, key: Option<&Vec<u8>>, value: &[u8]) -> u64 {
     let mut hash = Fnv::default();
     hash.update(&[space as u8, u8::from(key.is_some())]);
     if let Some(key) = key {
@@ -340,21 +360,31 @@ impl CommitHistory {
         }
     }
 
-    /// Returns the longest prefix within `from..=to` that has this fingerprint.
+    /// Returns the longest prefix within `from..=to` that has this fingerprint at the time `now`.
     #[must_use]
-    pub fn find_prefix(&self, print: u64, from: usize, to: usize) -> Option<usize> {
-        (from..=to).rev().find(|k| self.fingerprints[*k] == print)
+    pub fn find_prefix(&self, print: u64, from: usize, to: usize, now: UnixMillis) -> Option<usize> {
+        (from..=to).rev().find(|k| self.fingerprint_at(*k, now) == print)
     }
 
-    /// Describes why `state` is none of the prefixes `from..=to`.
+    /// Returns the fingerprint of the state after `k` commits at the time `now`.
+    fn fingerprint_at(&self, k: usize, now: UnixMillis) -> u64 {
+        self.fingerprints[k].wrapping_sub(self.states[k].expired_fingerprint(now))
+    }
+
+    /// Describes why `state` is none of the prefixes `from..=to` at the time `now`.
     #[must_use]
-    pub fn explain(&self, state: &ExpectedState, from: usize, to: usize) -> String {
+    pub fn explain(&self, state: &ExpectedState, from: usize, to: usize, now: UnixMillis) -> String {
         let print = state.fingerprint();
-        if let Some(k) = (0..self.fingerprints.len()).find(|k| self.fingerprints[*k] == print) {
+        if let Some(k) = (0..self.fingerprints.len()).find(|k| self.fingerprint_at(*k, now) == print) {
             return format!("the state is the one after {k} commits, allowed are {from} to {to}");
         }
-        let nearest = (from..=to).min_by_key(|k| state.difference_count(&self.states[*k])).unwrap_or(from);
-        let difference = state.difference(&self.states[nearest]);
+        let at_now = |k: usize| {
+            let mut state = self.states[k].clone();
+            state.expire(now);
+            state
+        };
+        let nearest = (from..=to).min_by_key(|k| state.difference_count(&at_now(*k))).unwrap_or(from);
+        let difference = state.difference(&at_now(nearest));
         format!("the state is no prefix; nearest is {nearest} of {from}..={to}: {difference}")
     }
 }

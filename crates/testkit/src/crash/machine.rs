@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf::{Builder, Database, Error, KeyspaceOptions};
-use sheaf_platform::clock::ManualClock;
+use sheaf_platform::clock::{Clock, ManualClock};
 use sheaf_sim::{KeepChoice, SimDisk};
 
 use crate::fixture::TestSubject;
@@ -16,6 +16,9 @@ use crate::replica::keep_all_changes;
 
 /// Path of the database on every simulated disk.
 pub const DATABASE_DIR: &str = "/db";
+
+/// Rounds of background work within which all expired pairs are removed.
+const MAX_REMOVAL_ROUNDS: usize = 1_000;
 
 /// A disk, a recorder of its calls, and a clock.
 #[derive(Clone, Debug)]
@@ -28,6 +31,8 @@ pub struct TestMachine {
     pub clock: Arc<ManualClock>,
     /// Engines of the keyspaces.
     pub subject: TestSubject,
+    /// Whether pairs of new keyspaces may expire.
+    pub has_expiry: bool,
 }
 
 impl TestMachine {
@@ -55,13 +60,15 @@ impl TestMachine {
     #[must_use]
     pub fn for_subject(subject: &TestSubject, sim: SimDisk) -> TestMachine {
         let recording_disk = RecordingDisk::new(Arc::new(sim.clone()));
-        TestMachine { sim, recording_disk, clock: Arc::new(ManualClock::new()), subject: subject.clone() }
+        let clock = Arc::new(ManualClock::new());
+        TestMachine { sim, recording_disk, clock, subject: subject.clone(), has_expiry: false }
     }
 
     /// Returns the options for a new keyspace of a workload. Merges append.
     #[must_use]
     pub fn keyspace_options(&self, space: usize) -> KeyspaceOptions {
-        self.subject.options_of(self.subject.engines()[space]).merge_operator("append")
+        let options = self.subject.options_of(self.subject.engines()[space]).merge_operator("append");
+        if self.has_expiry { options.expiry() } else { options }
     }
 
     /// Returns a builder for its database: tiny, without threads.
@@ -112,6 +119,22 @@ impl TestMachine {
             if !db.pump()? {
                 break;
             }
+        }
+        Ok(())
+    }
+
+    /// Runs background work until it has removed all pairs that have expired.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the background work.
+    pub fn remove_expired(&self, db: &Database) -> Result<(), Error> {
+        for _ in 0..MAX_REMOVAL_ROUNDS {
+            let due = db.stats().expiry.next_due_ms;
+            if due.is_none_or(|due| due > self.clock.unix_millis().0) {
+                break;
+            }
+            db.pump()?;
         }
         Ok(())
     }

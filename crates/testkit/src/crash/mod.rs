@@ -12,4 +12,5 @@ pub mod history;
 pub mod machine;
 pub mod replay;
 pub mod run;
+mod times;
 pub mod workload;

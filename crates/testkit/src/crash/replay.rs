@@ -133,6 +133,7 @@ impl<'a> CrashReplay<'a> {
             min_after_power_cut: marks.durable,
             max_commits: marks.issued,
             seen_seq: marks.seq,
+            now: point.now,
         };
         CrashReplay { plan, expected, number, point, recording: RecoveryRecording::default() }
     }
@@ -144,7 +145,8 @@ impl<'a> CrashReplay<'a> {
             None => (self.point.image.kill(), self.point.marks.acked),
         };
         self.expected.min_commits = from;
-        let end = AfterRecovery::from_number(image_fingerprint(&image, self.number, keep.is_none()));
+        let print = image_fingerprint(&image, self.number, keep.is_none(), self.point.now);
+        let end = AfterRecovery::from_number(print);
         let machine = TestMachine::for_subject(&self.plan.subject, image);
         check(&machine, self.expected, end, Some(&mut self.recording)).map(drop)
     }

@@ -7,8 +7,10 @@
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sheaf::{BulkLoadOptions, Database, Durability, Error, Keyspace, KeyspaceOptions};
+use sheaf_platform::clock::{Clock, UnixMillis};
 use sheaf_platform::sync::Mutex;
 
 use super::history::{CommitHistory, HistoryChange, KEYSPACE_NAMES};
@@ -102,6 +104,9 @@ impl WorkloadRun {
             CrashStep::Put(put) => self.put_or_remove(number, *put)?,
             CrashStep::Batch(puts, sync) => self.batch(db, number, puts, *sync)?,
             CrashStep::Merge(puts) => self.merge(db, number, puts)?,
+            CrashStep::PutExpiring(space, key, len, ttl) => {
+                self.put_expiring(number, (*space, *key, *len), *ttl)?;
+            }
             CrashStep::Persist => {
                 db.persist()?;
                 self.history.lock().mark_all_durable();
@@ -230,21 +235,38 @@ impl WorkloadRun {
         Ok(())
     }
 
+    fn put_expiring(&mut self, number: usize, put: (u8, u8, u32), ttl_ms: u32) -> Result<(), Error> {
+        let (space, key, len) = put;
+        let (keyspace, key, value) = (self.keyspace(space)?, key_bytes(key), value_bytes(number, 0, len));
+        let time = UnixMillis(self.machine.clock.unix_millis().0 + u64::from(ttl_ms));
+        let change = HistoryChange::PutExpiring(usize::from(space), key.clone(), value.clone(), time);
+        self.history.lock().begin_commit(vec![change]);
+        keyspace.insert_with_ttl(key, value, Duration::from_millis(ttl_ms.into()))?;
+        self.history.lock().acknowledge(false);
+        Ok(())
+    }
+
     /// Merges the values of `puts`. Each commit is issued with the values that the operator must
     /// compute.
     fn merge(&mut self, db: &Database, number: usize, puts: &[PutSpec]) -> Result<(), Error> {
         for (space, _, _) in puts {
             self.keyspace(*space)?;
         }
-        let mut state = self.history.lock().newest().clone();
+        let (mut state, now) = (self.history.lock().newest().clone(), self.machine.clock.unix_millis());
         let mut changes = Vec::new();
         for (write, put) in puts.iter().enumerate() {
-            let mut change = change(number, write, *put);
-            if let HistoryChange::Put(space, key, value) = &mut change {
-                let pairs = state.keyspaces[*space].as_ref();
-                let before = pairs.and_then(|pairs| pairs.get(key)).map_or(&[][..], |before| before);
-                *value = [before, value].concat(); // the operator is `append`
-            }
+            let change = match change(number, write, *put) {
+                // The operator is `append`. A pair keeps its time.
+                HistoryChange::Put(space, key, operand) => match state.get_at(space, &key, now) {
+                    Some((before, Some(time))) => {
+                        let value = [before, &operand].concat();
+                        HistoryChange::PutExpiring(space, key, value, time)
+                    }
+                    Some((before, None)) => HistoryChange::Put(space, key, [before, &operand].concat()),
+                    None => HistoryChange::Put(space, key, operand),
+                },
+                other => other,
+            };
             state.apply(&change);
             changes.push(change);
         }

@@ -58,6 +58,9 @@ pub type PutSpec = (u8, u8, Option<u32>);
 /// Target engines of conversions.
 pub const CONVERSION_ENGINES: [&str; 6] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
 
+/// Times to live in milliseconds: from less than one `tick` to more than a whole workload.
+const TIMES_TO_LIVE: [u32; 6] = [1, 150, 300, 2_000, 10_000, 3_600_000];
+
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CrashStep {
@@ -68,6 +71,10 @@ pub enum CrashStep {
     /// Merges a value into the one of each key that has a length, and removes the other keys: one
     /// commit with `Durability::Buffer`.
     Merge(Vec<PutSpec>),
+    /// Sets a value that expires, with `Durability::Buffer`: keyspace, key, length of the value,
+    /// and time to live in milliseconds. A workload with such a step creates all keyspaces with
+    /// expiry.
+    PutExpiring(u8, u8, u32, u32),
     /// Calls `persist`.
     Persist,
     /// Advances the clock past the sync interval and runs one round of background work.
@@ -93,6 +100,14 @@ pub enum CrashStep {
     DropHandles,
 }
 
+impl CrashStep {
+    /// Whether the step writes a pair that expires.
+    #[must_use]
+    pub fn is_expiring(&self) -> bool {
+        matches!(self, CrashStep::PutExpiring(..))
+    }
+}
+
 impl fmt::Display for CrashStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let put = |(space, key, len): &PutSpec| match len {
@@ -101,6 +116,9 @@ impl fmt::Display for CrashStep {
         };
         match self {
             CrashStep::Put(one) => write!(f, "{}", put(one)),
+            CrashStep::PutExpiring(space, key, len, ttl) => {
+                write!(f, "{}~{ttl}", put(&(*space, *key, Some(*len))))
+            }
             CrashStep::Batch(puts, _) | CrashStep::Merge(puts) => {
                 let kind = match self {
                     CrashStep::Merge(_) => "M",
@@ -170,6 +188,9 @@ fn parse_step(word: &str) -> Option<CrashStep> {
                     "M" => CrashStep::Merge(puts),
                     _ => CrashStep::Batch(puts, kind == "S"),
                 }
+            } else if let Some((word, ttl)) = word.split_once('~') {
+                let (space, key, len) = parse_put(word)?;
+                CrashStep::PutExpiring(space, key, len?, ttl.parse().ok()?)
             } else {
                 CrashStep::Put(parse_put(word)?)
             }
@@ -232,6 +253,8 @@ pub struct WorkloadShape {
     /// Whether keyspaces are renamed and values merged. Without it, the workload of a seed is that
     /// of earlier versions, which some tests need.
     pub has_renames_and_merges: bool,
+    /// Whether pairs expire. Without it, the workload of a seed is that of earlier versions.
+    pub has_expiry: bool,
 }
 
 impl Default for WorkloadShape {
@@ -247,6 +270,7 @@ impl Default for WorkloadShape {
             has_compactions: false,
             has_loads_and_conversions: false,
             has_renames_and_merges: false,
+            has_expiry: false,
         }
     }
 }
@@ -282,7 +306,15 @@ fn step(random: &mut TestRandom, shape: &WorkloadShape) -> CrashStep {
             random.below(shape.spaces) as u8,
             random.below(CONVERSION_ENGINES.len() as u64) as u8,
         ),
-        n if n < 65 => CrashStep::Put(put(random, shape)),
+        n if n < 65 => match put(random, shape) {
+            (space, key, Some(len)) if shape.has_expiry && !random.one_in(3) => CrashStep::PutExpiring(
+                space,
+                key,
+                len,
+                TIMES_TO_LIVE[random.index_below(TIMES_TO_LIVE.len())],
+            ),
+            other => CrashStep::Put(other),
+        },
         n => {
             let count = 1 + random.below(4);
             let puts = (0..count).map(|_| put(random, shape)).collect();
@@ -321,6 +353,7 @@ mod tests {
                 has_compactions: true,
                 has_loads_and_conversions: true,
                 has_renames_and_merges: true,
+                has_expiry: true,
                 ..WorkloadShape::default()
             };
             let steps = generate(seed, &shape);

@@ -2,6 +2,7 @@
 //!
 //! `tests/golden/VERSION/ENGINE-STATE.golden` is a database of one engine, made by the version that
 //! its directory names: `closed`, or `killed` (the files of a process that ended without closing).
+//! `ENGINE-lz4` has a keyspace with the codec `lz4`: blocks of `flex`, values of `flat`.
 //! All were made on x86-64; processors of either byte order must read them. `cargo xtask golden`
 //! makes those of the present format. Those of a released format are never made again.
 //!
@@ -20,7 +21,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sheaf::{Database, KeyspaceOptions};
+use sheaf::{Codec, Database, KeyspaceOptions};
 
 const MAGIC: &[u8; 8] = b"SHEAFGLD";
 /// Directory of the format that may still change. A release renames it to its version.
@@ -28,6 +29,12 @@ const UNRELEASED: &str = "unreleased";
 /// Bytes that are left out together if they are zeros.
 const BLOCK: usize = 64;
 const STATES: [&str; 2] = ["closed", "killed"];
+/// End of the name of a database with a codec.
+const LZ4: &str = "-lz4";
+/// Engines of the databases with a codec.
+const COMPRESSED: [&str; 2] = ["flat", "flex"];
+/// Copies of the noise in a value that is compressed.
+const REPEATS: usize = 8;
 
 type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -77,23 +84,37 @@ fn key(n: u64) -> Vec<u8> {
     }
 }
 
-fn value(n: u64, round: u64) -> Vec<u8> {
+/// Returns the names of the databases: those of the engines, and those with a codec.
+fn subjects() -> Vec<String> {
+    let compressed = COMPRESSED.iter().map(|engine| format!("{engine}{LZ4}"));
+    sheaf::engines().iter().map(|engine| (*engine).to_owned()).chain(compressed).collect()
+}
+
+fn options(subject: &str) -> KeyspaceOptions {
+    match subject.strip_suffix(LZ4) {
+        Some(engine) => KeyspaceOptions::from(engine).compression(Codec::Lz4),
+        None => KeyspaceOptions::from(subject),
+    }
+}
+
+fn value(subject: &str, n: u64, round: u64) -> Vec<u8> {
     let len = match n % 50 {
         0 => 0,
         7 => 2000, // a blob in a tiny database
         _ => 10 + n % 40,
     };
-    noise(n + 1000 * round, usize::try_from(len).unwrap())
+    let noise = noise(n + 1000 * round, usize::try_from(len).unwrap());
+    noise.repeat(if subject.ends_with(LZ4) { REPEATS } else { 1 })
 }
 
 /// Writes the pairs in three rounds, with removals, and returns those that must be there.
-fn fill(db: &Database, engine: &str) -> Pairs {
-    let keyspace = db.keyspace("golden", KeyspaceOptions::from(engine)).unwrap();
+fn fill(db: &Database, subject: &str) -> Pairs {
+    let keyspace = db.keyspace("golden", options(subject)).unwrap();
     let mut pairs = Pairs::new();
     for round in 0..3 {
         for n in (0..240).filter(|n| n % (round + 1) == 0) {
-            keyspace.insert(key(n), value(n, round)).unwrap();
-            pairs.insert(key(n), value(n, round));
+            keyspace.insert(key(n), value(subject, n, round)).unwrap();
+            pairs.insert(key(n), value(subject, n, round));
         }
         for n in (0..240).filter(|n| n % 7 == round + 1) {
             keyspace.remove(key(n)).unwrap();
@@ -103,19 +124,25 @@ fn fill(db: &Database, engine: &str) -> Pairs {
         while db.pump().unwrap() {}
     }
     for n in 300..310 {
-        keyspace.insert(key(n), value(n, 3)).unwrap(); // only in the log
-        pairs.insert(key(n), value(n, 3));
+        keyspace.insert(key(n), value(subject, n, 3)).unwrap(); // only in the log
+        pairs.insert(key(n), value(subject, n, 3));
     }
     db.persist().unwrap();
+    if subject.ends_with(LZ4) {
+        let stats = keyspace.stats().unwrap();
+        assert!(stats.encoded_bytes * 2 < stats.encoded_raw_bytes, "{subject} is not compressed: {stats:?}");
+    }
     pairs
 }
 
 /// Compares all pairs, by gets and by a scan if the engine has one, and verifies every checksum.
-fn check(dir: &Path, label: &str) {
-    let expected = fill_reference();
+fn check(dir: &Path, subject: &str, label: &str) {
+    let expected = fill_reference(subject);
     let open = || Database::builder().create(false).tiny(true).open(dir);
     let db = open().unwrap_or_else(|e| panic!("{label}: {e}"));
     let keyspace = db.open_keyspace("golden").unwrap().expect("the keyspace exists");
+    let codec = subject.ends_with(LZ4).then_some(1);
+    assert_eq!(keyspace.options().get("compression"), codec, "{label}: the codec");
     for (key, value) in &expected {
         assert_eq!(keyspace.get(key).unwrap().as_deref(), Some(&value[..]), "{label}: key {key:?}");
     }
@@ -140,17 +167,17 @@ fn check(dir: &Path, label: &str) {
 }
 
 /// Returns the pairs that [`fill`] leaves, from a map.
-fn fill_reference() -> Pairs {
+fn fill_reference(subject: &str) -> Pairs {
     let mut pairs = Pairs::new();
     for round in 0..3 {
         for n in (0..240).filter(|n| n % (round + 1) == 0) {
-            pairs.insert(key(n), value(n, round));
+            pairs.insert(key(n), value(subject, n, round));
         }
         for n in (0..240).filter(|n| n % 7 == round + 1) {
             pairs.remove(&key(n));
         }
     }
-    pairs.extend((300..310).map(|n| (key(n), value(n, 3))));
+    pairs.extend((300..310).map(|n| (key(n), value(subject, n, 3))));
     pairs
 }
 
@@ -227,12 +254,12 @@ fn unpack(packed: &[u8], dir: &Path) {
     }
 }
 
-/// Makes the database of one engine in a state, and returns its files in one.
-fn make(engine: &str, state: &str) -> Vec<u8> {
+/// Makes a database in a state, and returns its files in one.
+fn make(subject: &str, state: &str) -> Vec<u8> {
     let scratch = Scratch::new();
     let dir = scratch.0.join("db");
     let db = Database::builder().tiny(true).inline(true).open(&dir).unwrap();
-    assert_eq!(fill(&db, engine), fill_reference());
+    assert_eq!(fill(&db, subject), fill_reference(subject));
     let mut packed = MAGIC.to_vec();
     match state {
         "closed" => {
@@ -273,14 +300,17 @@ fn databases_of_every_earlier_version_are_read() {
             let label = file.display().to_string();
             let scratch = Scratch::new();
             unpack(&fs::read(&file).unwrap(), &scratch.0.join("db"));
-            check(&scratch.0.join("db"), &format!("{label} (`cargo xtask golden` makes an unreleased one)"));
-            engines.push(file.file_stem().unwrap().to_str().unwrap().to_owned());
+            let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
+            let (subject, _) = name.rsplit_once('-').expect("a name and a state");
+            let label = format!("{label} (`cargo xtask golden` makes an unreleased one)");
+            check(&scratch.0.join("db"), subject, &label);
+            engines.push(name);
         }
         engines.sort();
         names.push((version, engines));
     }
     let mut all: Vec<String> =
-        sheaf::engines().iter().flat_map(|e| STATES.map(|state| format!("{e}-{state}"))).collect();
+        subjects().iter().flat_map(|e| STATES.map(|state| format!("{e}-{state}"))).collect();
     all.sort();
     let (_, newest) = names.iter().max().expect("there are golden databases");
     assert_eq!(*newest, all, "the newest format has golden databases of every engine in both states");
@@ -316,11 +346,11 @@ fn make_golden_databases() {
     let dir = golden_dir().join(UNRELEASED);
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
-    for engine in sheaf::engines() {
+    for subject in subjects() {
         for state in STATES {
-            let packed = make(engine, state);
-            println!("{engine}-{state}: {} bytes", packed.len());
-            fs::write(dir.join(format!("{engine}-{state}.golden")), packed).unwrap();
+            let packed = make(&subject, state);
+            println!("{subject}-{state}: {} bytes", packed.len());
+            fs::write(dir.join(format!("{subject}-{state}.golden")), packed).unwrap();
         }
     }
 }

@@ -2,14 +2,18 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::time::UNIX_EPOCH;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use sheaf::{Change, ChangeKind, ChangePosition, CommittedChanges};
+use sheaf::{
+    AttachedOwner, Change, ChangeKind, ChangePosition, ChangeQuery, Changes, CommittedChanges, Database,
+    OpenOutcome,
+};
 
 use crate::args::DatabaseArgs;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::open::decode_argument;
 use crate::output::{NAME, on_stdout, stdout};
 use crate::text_format::{self, escape, hex, parse_count};
@@ -31,6 +35,9 @@ pub(crate) struct ChangesArgs {
     /// Maximum number of commits
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     pub(crate) limit: Option<usize>,
+    /// Wait for further commits, as long as the process that has the database open runs
+    #[arg(long)]
+    pub(crate) follow: bool,
     /// Read and print keys and values as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
@@ -40,26 +47,55 @@ pub(crate) struct ChangesArgs {
 }
 
 pub(crate) fn run(args: &ChangesArgs) -> Result {
-    let db = args.database_args.open_read_only()?;
+    let prefixes = args.prefix.iter().map(|prefix| decode_argument(prefix, args.hex));
+    let prefixes = prefixes.collect::<Result<Vec<Vec<u8>>>>()?;
+    match args.database_args.open_or_connect_read_only()? {
+        OpenOutcome::Owner(owner) => print_from_owner(owner, &prefixes, args),
+        OpenOutcome::Database(_) if args.follow => {
+            let path = args.database_args.database.display();
+            Err(Failure::Usage(format!("no process has {path} open, so there is nothing to follow")))
+        }
+        OpenOutcome::Database(db) => print_from_database(&db, &prefixes, args),
+    }
+}
+
+fn print_from_database(db: &Database, prefixes: &[Vec<u8>], args: &ChangesArgs) -> Result {
     let from = match args.from {
         Some(from) => from,
         None => db.oldest_change()?,
     };
-    let mut changes = db.changes(from)?;
-    for name in &args.keyspace {
-        changes = changes.keyspace(name);
-    }
-    for prefix in &args.prefix {
-        changes = changes.prefix(decode_argument(prefix, args.hex)?);
-    }
+    let mut changes = args.keyspace.iter().fold(db.changes(from)?, Changes::keyspace);
+    changes = prefixes.iter().fold(changes, Changes::prefix);
     let mut out = stdout();
     for _ in 0..args.limit.unwrap_or(usize::MAX) {
         let Some(commit) = changes.try_next()? else { break };
-        match args.json {
-            true => writeln!(out, "{}", describe(&commit)?)?,
-            false => print(&commit, args, &mut out)?,
-        }
+        print(&commit, args, &mut out)?;
     }
+    Ok(out.flush()?)
+}
+
+/// Prints the changes that the process sends that has the database open.
+fn print_from_owner(mut owner: AttachedOwner, prefixes: &[Vec<u8>], args: &ChangesArgs) -> Result {
+    let mut left = args.limit.unwrap_or(usize::MAX);
+    if left == 0 {
+        return Ok(());
+    }
+    let mut query = args.from.into_iter().fold(ChangeQuery::default(), ChangeQuery::after);
+    query = args.keyspace.iter().fold(query, ChangeQuery::keyspace);
+    query = prefixes.iter().fold(query, ChangeQuery::prefix);
+    if args.follow {
+        query = query.follow();
+    }
+    let (mut out, mut printed) = (stdout(), Ok(()));
+    owner.changes(&query, |commit| {
+        printed = print(commit, args, &mut out).and_then(|()| match args.follow {
+            true => Ok(out.flush()?), // a reader waits for each commit
+            false => Ok(()),
+        });
+        left -= 1;
+        if left == 0 || printed.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    printed?;
     Ok(out.flush()?)
 }
 
@@ -81,6 +117,9 @@ fn fields(change: &Change) -> sheaf::Result<Vec<Vec<u8>>> {
 }
 
 fn print(commit: &CommittedChanges, args: &ChangesArgs, out: &mut impl Write) -> Result {
+    if args.json {
+        return Ok(writeln!(out, "{}", describe(commit)?)?);
+    }
     let name = on_stdout(NAME);
     let mut line = String::new();
     for change in &commit.changes {
