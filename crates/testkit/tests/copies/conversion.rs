@@ -147,6 +147,53 @@ fn a_finished_or_cancelled_load_leaves_no_extra_files() {
     }
 }
 
+/// Writers increment counters while a thread loads other pairs: no increment is lost or doubled.
+#[test]
+fn concurrent_writes_survive_bulk_loads_that_keep_them() {
+    for engine in ["flex", "flat", "kreon"] {
+        let setting = TestSetting::new(DiskKind::Simulated, true, false);
+        let fixture = Fixture::new(&TestSubject::by_name(engine).expect("an engine"), setting);
+        let db = fixture.open();
+        let ks = fixture.keyspace(&db, "a");
+        (0..500u32).for_each(|n| ks.insert(n.to_be_bytes(), [7; 100]).unwrap());
+        let (is_over, counted) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for step in 0u32.. {
+                        if is_over.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let name = [b"count", &(step % 64).to_be_bytes()[..]].concat();
+                        let add = |old: Option<&[u8]>| {
+                            let old = old.map_or(0, |old| u64::from_be_bytes(old.try_into().unwrap()));
+                            Some((old + 1).to_be_bytes().to_vec())
+                        };
+                        ks.update(&name, add).unwrap();
+                        counted.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            for round in 0..6u64 {
+                let mut loader = db.bulk_load("a", BulkLoadOptions::default().keep(true)).unwrap();
+                // The counters are between the first and the last loaded key.
+                let keys =
+                    (0..200u32).map(|n| [if n < 100 { b"a" } else { b"x" }, &n.to_be_bytes()[..]].concat());
+                keys.clone().for_each(|key| loader.push(key, round.to_be_bytes()).unwrap());
+                loader.finish().unwrap();
+                for key in keys {
+                    assert_eq!(ks.get(key).unwrap().as_deref(), Some(&round.to_be_bytes()[..]), "{engine}");
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let counts = (0..64u32).filter_map(|n| ks.get([b"count", &n.to_be_bytes()[..]].concat()).unwrap());
+        let sum: u64 = counts.map(|count| u64::from_be_bytes((&*count).try_into().unwrap())).sum();
+        assert_eq!(sum, counted.into_inner(), "{engine}");
+        assert!(sum > 0, "{engine}: the threads wrote");
+    }
+}
+
 /// Writers increment counters while a thread converts: no increment is lost or doubled.
 #[test]
 fn concurrent_writes_survive_a_conversion() {
