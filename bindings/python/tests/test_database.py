@@ -410,9 +410,9 @@ def test_damage_is_reported_and_repaired(path: Path, tmp_path: Path) -> None:
 def test_a_repair_refuses_its_source_as_target(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with sheaf.open(path) as db:
-        db.keyspace("users")["ada"] = b"lovelace"
+        db.keyspace("users")[b"ada"] = b"lovelace"
     for target in (path, str(path)):
         with pytest.raises(ValueError, match="source and target are the same directory"):
             sheaf.repair(path, target)
     with sheaf.open(path) as db:
-        assert db["users"]["ada"] == b"lovelace"
+        assert db["users"][b"ada"] == b"lovelace"
