@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -212,7 +212,8 @@ def test_merges(db: sheaf.Database, engine: str) -> None:
     with pytest.raises(sheaf.ConflictError), db.transaction() as tx:
         tx.merge(log, b"k", b"x")
         log.merge(b"k", b"e")
-    assert db.keyspace("log", **log.options)[b"k"] == b"abcde"
+    options: dict[str, Any] = dict(log.options)
+    assert db.keyspace("log", **options)[b"k"] == b"abcde"
 
     counters = db.keyspace("counters", engine=engine, merge="add")
     with pytest.raises(sheaf.InvalidArgumentError, match="add"):

@@ -258,7 +258,7 @@ impl AsyncDatabase {
     /// let mut batch = db.batch();
     /// batch.expect_value(users.blocking(), "ada", None).insert(users.blocking(), "ada", "byron");
     /// match db.commit(batch).await {
-    ///     Err(Error::Conflict) => println!("another task was faster"),
+    ///     Err(Error::Conflict { .. }) => println!("another task was faster"),
     ///     other => other?,
     /// }
     /// # Ok(())
