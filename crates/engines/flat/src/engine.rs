@@ -601,7 +601,7 @@ pub(crate) mod tests {
         let disk = Arc::new(SimDisk::new());
         Arc::new(EngineContext::new(
             Blobs::new(disk, "blob".into(), 1, sheaf_log::types::StoreId(1), tiny),
-            1 << 30,
+            1 << 22,
             7,
             tiny,
         ))
