@@ -76,8 +76,6 @@ struct DamageEvidence {
     segment: SegmentId,
     lo: Seq,
     hi: Option<Seq>,
-    /// The range was durable: ROOT knows it.
-    is_durable: bool,
     damaged_range: DamagedRange,
     path: std::path::PathBuf,
 }
@@ -94,6 +92,8 @@ struct DamageScan {
     last_complete: [Seq; LogId::ALL.len()],
     /// Logs with an invalid frame, or with a segment that does not end with a seal.
     is_torn: [bool; LogId::ALL.len()],
+    /// Logs with a damaged range in the part of a segment that ROOT knows to be durable.
+    has_lost_durable: [bool; LogId::ALL.len()],
     /// By log: the last durable mark behind a damaged range of its segment.
     mark_behind: [Seq; LogId::ALL.len()],
     /// Segments that ROOT or a seal refers to and that cannot be read, with the error.
@@ -170,8 +170,8 @@ impl DamageScan {
                 ScanPart::Damaged(hole) => {
                     (open_run, has_damage) = (None, true);
                     self.is_torn[log.index()] |= may_go_on;
-                    let is_durable = may_go_on && hole.from < end;
-                    self.note_damage(log, segment, lo, is_durable, hole);
+                    self.has_lost_durable[log.index()] |= may_go_on && is_order && hole.from < end;
+                    self.note_damage(log, segment, lo, hole);
                     return;
                 }
             };
@@ -220,14 +220,7 @@ impl DamageScan {
     }
 
     /// Records a damaged range behind commit `lo`.
-    fn note_damage(
-        &mut self,
-        log: LogId,
-        segment: &Segment,
-        lo: Seq,
-        is_durable: bool,
-        damaged_range: DamagedRange,
-    ) {
+    fn note_damage(&mut self, log: LogId, segment: &Segment, lo: Seq, damaged_range: DamagedRange) {
         if self.evidence.len() >= MAX_DAMAGED_RANGES {
             self.has_too_much_damage[log.index()] = true;
             return;
@@ -238,7 +231,6 @@ impl DamageScan {
             segment: segment.id(),
             lo,
             hi: None,
-            is_durable,
             damaged_range,
             path: segment.path().to_path_buf(),
         });
@@ -353,10 +345,9 @@ impl DamageScan {
 
     /// Returns whether a log has surely lost commits from `first_missing` on.
     fn has_lost_commits(&self, log: LogId, first_missing: Seq) -> bool {
-        let is_lost = |e: &DamageEvidence| e.log == log && e.is_commit_stream && e.is_durable;
-        self.mark_behind[log.index()] >= first_missing
+        self.has_lost_durable[log.index()]
+            || self.mark_behind[log.index()] >= first_missing
             || self.unreadable.iter().any(|(lost, _)| *lost == log)
-            || self.evidence.iter().any(is_lost)
     }
 
     fn doubt(&self, recovery: &Recovery<'_>, doubts: &mut Doubts) {
