@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use sheaf::{BulkLoadOptions, ConversionPhase, Database, Error, KeyspaceOptions};
+use sheaf::{BulkLoadOptions, ConversionPhase, Database, Error, Keyspace, KeyspaceOptions};
 use sheaf_sim::FaultKind;
 use sheaf_testkit::conversion::{ConversionCase, fixture_of, sorted_pairs};
 use sheaf_testkit::crash::workload::{CONVERSION_ENGINES, parse_steps};
@@ -147,6 +147,16 @@ fn a_finished_or_cancelled_load_leaves_no_extra_files() {
     }
 }
 
+/// Returns the number in the value of a counter.
+fn number(value: &[u8]) -> u64 {
+    u64::from_be_bytes(value.try_into().expect("eight bytes"))
+}
+
+/// Increments the counter `key`.
+fn increment(ks: &Keyspace, key: &[u8]) {
+    ks.update(key, |old| Some((old.map_or(0, number) + 1).to_be_bytes().to_vec())).expect("an update");
+}
+
 /// Writers increment counters while a thread loads other pairs: no increment is lost or doubled.
 #[test]
 fn concurrent_writes_survive_bulk_loads_that_keep_them() {
@@ -165,11 +175,7 @@ fn concurrent_writes_survive_bulk_loads_that_keep_them() {
                             break;
                         }
                         let name = [b"count", &(step % 64).to_be_bytes()[..]].concat();
-                        let add = |old: Option<&[u8]>| {
-                            let old = old.map_or(0, |old| u64::from_be_bytes(old.try_into().unwrap()));
-                            Some((old + 1).to_be_bytes().to_vec())
-                        };
-                        ks.update(&name, add).unwrap();
+                        increment(&ks, &name);
                         counted.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -188,7 +194,7 @@ fn concurrent_writes_survive_bulk_loads_that_keep_them() {
             is_over.store(true, Ordering::Relaxed);
         });
         let counts = (0..64u32).filter_map(|n| ks.get([b"count", &n.to_be_bytes()[..]].concat()).unwrap());
-        let sum: u64 = counts.map(|count| u64::from_be_bytes((&*count).try_into().unwrap())).sum();
+        let sum: u64 = counts.map(|count| number(&count)).sum();
         assert_eq!(sum, counted.into_inner(), "{engine}");
         assert!(sum > 0, "{engine}: the threads wrote");
     }
@@ -215,11 +221,7 @@ fn concurrent_writes_survive_a_conversion() {
                     while !is_over.load(Ordering::Relaxed) {
                         key = (key * 5 + 3) % 64;
                         let name = [b"count", &key.to_be_bytes()[..]].concat();
-                        let add = |old: Option<&[u8]>| {
-                            let old = old.map_or(0, |old| u64::from_be_bytes(old.try_into().unwrap()));
-                            Some((old + 1).to_be_bytes().to_vec())
-                        };
-                        ks.update(&name, add).unwrap();
+                        increment(&ks, &name);
                         counted.fetch_add(1, Ordering::Relaxed);
                         let mine = [b"mine", &thread.to_be_bytes()[..]].concat();
                         let mut batch = db.batch();
@@ -246,7 +248,7 @@ fn concurrent_writes_survive_a_conversion() {
         });
         let total = || -> u64 {
             let counts = ks.prefix("count").unwrap().map(|pair| pair.unwrap().1);
-            counts.map(|count| u64::from_be_bytes((&*count).try_into().unwrap())).sum()
+            counts.map(|count| number(&count)).sum()
         };
         assert_eq!(total(), counted.load(Ordering::Relaxed));
         assert_eq!(ks.len().unwrap(), 2_000 + 64 + 3);
