@@ -13,10 +13,7 @@
 //! Paths in code that no `use` names, and imports from `lib.rs`, which re-exports types of all
 //! layers.
 
-use std::fs;
-
 use crate::prose;
-use crate::shell::project_root;
 use crate::source;
 
 /// Modules of the store, from the lowest to the highest one.
@@ -54,10 +51,8 @@ pub(crate) fn layers(words: &[String]) -> Result<(), String> {
         _ => return Err("usage: cargo xtask layers [--list]".to_owned()),
     };
     let mut upward = Vec::new();
-    for path in prose::files()?.into_iter().filter(|path| path.ends_with(".rs")) {
-        let Some(module) = path.strip_prefix(STORE) else { continue };
-        let text = fs::read_to_string(project_root().join(&path)).map_err(|e| format!("{path}: {e}"))?;
-        upward.extend(upward_imports(module, &text)?);
+    for (path, text) in prose::rust_files(|path| path.starts_with(STORE))? {
+        upward.extend(upward_imports(&path[STORE.len()..], &text)?);
     }
     if is_list {
         upward.iter().for_each(|import| println!("{import}"));

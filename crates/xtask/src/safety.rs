@@ -15,10 +15,7 @@
 //!
 //! Does not see whether a note is true.
 
-use std::fs;
-
 use crate::prose;
-use crate::shell::project_root;
 use crate::source::{self, CommentKind, SourceParts};
 
 /// Maximum number of lines of a `// SAFETY:` comment.
@@ -36,8 +33,7 @@ pub(crate) fn safety(words: &[String]) -> Result<(), String> {
         return Err("usage: cargo xtask safety".to_owned());
     }
     let mut problems = Vec::new();
-    for path in prose::files()?.into_iter().filter(|path| path.ends_with(".rs")) {
-        let text = fs::read_to_string(project_root().join(&path)).map_err(|e| format!("{path}: {e}"))?;
+    for (path, text) in prose::rust_files(|_| true)? {
         problems.extend(check(&text).into_iter().map(|(line, why)| format!("{path}:{line}: {why}")));
     }
     if problems.is_empty() {

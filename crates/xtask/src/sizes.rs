@@ -14,10 +14,8 @@
 //! Folders of other files are not limited: docs/decisions is a numbered list.
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use crate::prose;
-use crate::shell::project_root;
 use crate::source::{self, closing_brace, is_character};
 
 /// Maximum number of lines of a file.
@@ -55,8 +53,7 @@ pub(crate) fn sizes(words: &[String]) -> Result<(), String> {
         _ => return Err("usage: cargo xtask sizes [--totals]".to_owned()),
     };
     let mut sizes = SourceSizes::default();
-    for path in prose::files()?.into_iter().filter(|path| path.ends_with(".rs")) {
-        let text = fs::read_to_string(project_root().join(&path)).map_err(|e| format!("{path}: {e}"))?;
+    for (path, text) in prose::rust_files(|_| true)? {
         sizes.add(&path, &text);
     }
     if is_list {

@@ -63,11 +63,7 @@ pub(crate) fn invariants(words: &[String]) -> Result<(), String> {
     if !words.is_empty() {
         return Err("usage: cargo xtask invariants".to_owned());
     }
-    let mut files = Vec::new();
-    for path in prose::files()?.into_iter().filter(|path| module_file::is_module(path)) {
-        let text = fs::read_to_string(project_root().join(&path)).map_err(|e| format!("{path}: {e}"))?;
-        files.push((path, text));
-    }
+    let files = prose::rust_files(module_file::is_module)?;
     let table = fs::read_to_string(project_root().join(TABLE)).map_err(|e| format!("{TABLE}: {e}"))?;
     let problems = check(&files, &table);
     if problems.is_empty() {

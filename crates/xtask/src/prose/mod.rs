@@ -53,6 +53,16 @@ pub(crate) fn prose(words: &[String]) -> Result<(), String> {
     }
 }
 
+/// Returns the paths and texts of the Rust files that `is_wanted` selects by path.
+pub(crate) fn rust_files(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<(String, String)>, String> {
+    let paths = files()?.into_iter().filter(|path| path.ends_with(".rs") && is_wanted(path));
+    let read = |path: String| match fs::read_to_string(project_root().join(&path)) {
+        Ok(text) => Ok((path, text)),
+        Err(error) => Err(format!("{path}: {error}")),
+    };
+    paths.map(read).collect()
+}
+
 /// Returns the paths of all files with prose, relative to the root: those that git tracks, or
 /// without git all files below the root.
 pub(crate) fn files() -> Result<Vec<String>, String> {
