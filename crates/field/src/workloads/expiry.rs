@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{fill, key, run_steady};
+use sheaf::Keyspace;
+
+use super::{SteadyLoad, fill, key};
 use crate::CaseResult;
 use crate::case::{CaseContext, FieldCase, ORDERED_ENGINES};
 use crate::figure::FieldFigure;
@@ -21,9 +23,7 @@ pub(super) fn cases() -> Vec<FieldCase> {
 }
 
 fn expiry(context: &CaseContext) -> CaseResult {
-    let (db, data) = context.open_data(64)?;
-    fill(&data, 0..KEPT_SAMPLES, VALUE)?;
-    run_steady("insert and expire", context.size(6, 60), |step| {
+    let expire = |data: &Keyspace, step: u64| {
         let number = KEPT_SAMPLES + step;
         data.insert(key(number), [3; VALUE])?;
         if number.is_multiple_of(STEP) && number > KEPT_SAMPLES {
@@ -32,7 +32,14 @@ fn expiry(context: &CaseContext) -> CaseResult {
             assert_eq!(&first[..], &key(number - KEPT_SAMPLES)[..], "older samples are removed");
         }
         Ok(())
-    })?;
+    };
+    let load = SteadyLoad {
+        name: "insert and expire",
+        seconds: context.size(6, 60),
+        fill: &|data| fill(data, 0..KEPT_SAMPLES, VALUE),
+        step: &expire,
+    };
+    let (series, _) = load.run(context)?;
     let live = (KEPT_SAMPLES * (8 + VALUE as u64)) as f64;
     let bound = 3.0 * live + 32e6;
     let dir = context.db();
@@ -40,6 +47,5 @@ fn expiry(context: &CaseContext) -> CaseResult {
     let disk = disk_bytes(&dir) as f64 / 1e6;
     FieldFigure::new("space within 10 s of the end", disk, "MB").at_most(bound / 1e6).report();
     FieldFigure::new("space reached its bound after", took.as_secs_f64(), "s").report();
-    drop(data);
-    Ok(db.close()?)
+    Ok(series.close()?)
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{fill, key, run_steady};
+use super::{SteadyLoad, fill, key, median};
 use crate::CaseResult;
 use crate::case::{ALL_ENGINES, CaseContext, FieldCase};
 use crate::figure::FieldFigure;
@@ -50,25 +50,22 @@ fn overwrite_all(context: &CaseContext) -> CaseResult {
     Ok(db.close()?)
 }
 
-fn median(times: &[f64]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
-}
-
 /// Writes one key repeatedly, in a keyspace with other keys that do not change.
 fn hot_key(context: &CaseContext) -> CaseResult {
-    let (db, data) = context.open_data(64)?;
-    fill(&data, 0..10_000, VALUE)?;
-    run_steady("write of one key", context.size(6, 60), |_| data.insert(key(5_000), [7; VALUE]))?;
+    let load = SteadyLoad {
+        name: "write of one key",
+        seconds: context.size(6, 60),
+        fill: &|data| fill(data, 0..10_000, VALUE),
+        step: &|data, _| data.insert(key(5_000), [7; VALUE]),
+    };
+    let (hot, _) = load.run(context)?;
     let dir = context.db();
     let took = crate::machine::wait_until(Duration::from_secs(10), || disk_bytes(&dir) < 100 << 20);
     FieldFigure::new("space within 10 s of the end", disk_bytes(&dir) as f64 / 1e6, "MB")
         .at_most(105.0)
         .report();
     FieldFigure::new("space reached its bound after", took.as_secs_f64(), "s").report();
-    drop(data);
-    Ok(db.close()?)
+    Ok(hot.close()?)
 }
 
 /// Counts in two threads. No update may be lost.
