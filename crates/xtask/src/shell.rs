@@ -1,5 +1,6 @@
 //! # Execution of programs
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -14,6 +15,15 @@ pub(crate) fn project_root() -> PathBuf {
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
     command.args(arguments).current_dir(project_root());
+    command
+}
+
+/// Returns a command that runs a program which was linked with a library of this project. `cargo
+/// run` has put the directory of its own build into the search path for libraries: there the
+/// program would find a library of another profile, or an old one.
+pub(crate) fn linked_program(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env_remove("LD_LIBRARY_PATH");
     command
 }
 

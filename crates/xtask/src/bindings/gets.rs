@@ -4,10 +4,9 @@
 //! fastest of several turns counts.
 
 use std::path::Path;
-use std::process::Command;
 
 use super::{Toolchain, c};
-use crate::shell::{cargo, output, project_root, step};
+use crate::shell::{cargo, linked_program, output, project_root, step};
 
 const TURNS: usize = 9;
 
@@ -39,7 +38,7 @@ pub(super) fn compare(toolchain: &Toolchain, profile: &str) -> Result<(), String
 
 /// Returns the nanoseconds that a program prints.
 fn measure(program: &Path, directory: &Path, engine: &str) -> Result<f64, String> {
-    let mut command = Command::new(program);
+    let mut command = linked_program(program);
     command.arg(directory).arg(engine);
     let (is_done, text) = output(command)?;
     text.trim().parse().ok().filter(|_| is_done).ok_or(format!("{}: {text}", program.display()))

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Toolchain, read};
-use crate::shell::{output, step};
+use crate::shell::{linked_program, output, step};
 
 const ARCHIVE: &str = "http://deb.debian.org/debian/pool/main/l/leveldb/leveldb_1.23.orig.tar.gz";
 
@@ -89,7 +89,7 @@ fn test_levigo(toolchain: &Toolchain, include: &Path) -> Result<(), String> {
     }
     let library = toolchain.libraries.join("libleveldb_sheaf.so");
     std::os::unix::fs::symlink(library, module.join("libleveldb.so")).map_err(failed)?;
-    let mut command = Command::new("go");
+    let mut command = linked_program("go");
     command.args(["test", "-count=1", "github.com/jmhodges/levigo"]).current_dir(&module);
     command.env("CGO_ENABLED", "1").env("CGO_CFLAGS", format!("-I{}", include.display()));
     let (links, libraries) = (module.display(), toolchain.libraries.display());
@@ -126,7 +126,7 @@ fn write_and_run(
         command.args(sanitizers).arg("-I").arg(include).arg(&file).arg("-o").arg(&program);
         toolchain.link(&mut command, "leveldb_sheaf");
         step(command)?;
-        let mut run = Command::new(&program);
+        let mut run = linked_program(&program);
         run.env("TEST_TMPDIR", toolchain.scratch("leveldb")?);
         step(run)?;
     }
