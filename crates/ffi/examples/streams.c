@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
   sheaf_loader_options *options;
   sheaf_loader *loader;
   sheaf_value *report;
-  OK(sheaf_loader_options_create(sheaf_str("flex"), true, &options, &error));
+  OK(sheaf_loader_options_create(sheaf_str("flex"), SHEAF_LOAD_REPLACE, &options, &error));
   OK(sheaf_db_bulk_load(db, sheaf_str("words"), options, &loader, &error));
   sheaf_loader_options_free(options);
   OK(sheaf_loader_push(loader, sheaf_str("a"), sheaf_str("1"), &error));
@@ -56,9 +56,27 @@ int main(int argc, char **argv) {
   CHECK(size == 100000);
   OK(sheaf_loader_progress(loader, &report, &error));
   CHECK(take_contains(report, "\"pairs\":3"));
-  OK(sheaf_loader_finish(loader, &report, &error));
+  OK(sheaf_loader_finish(loader, NULL, NULL, &report, &error));
   CHECK(take_contains(report, "\"pairs\":3"));
   sheaf_loader_free(loader);
+
+  /* Adds sorted pairs to the keyspace, which keeps its others. */
+  sheaf_keyspace *words;
+  sheaf_value *value;
+  OK(sheaf_loader_options_create(sheaf_str(""), SHEAF_LOAD_KEEP, &options, &error));
+  OK(sheaf_db_bulk_load(db, sheaf_str("words"), options, &loader, &error));
+  sheaf_loader_options_free(options);
+  OK(sheaf_loader_push(loader, sheaf_str("b"), sheaf_str("two"), &error));
+  OK(sheaf_loader_push(loader, sheaf_str("d"), sheaf_str("4"), &error));
+  OK(sheaf_loader_finish(loader, NULL, NULL, NULL, &error));
+  sheaf_loader_free(loader);
+  OK(sheaf_db_open_keyspace(db, sheaf_str("words"), &words, &error));
+  OK(sheaf_get(words, sheaf_str("a"), &value, &error));
+  CHECK(take_contains(value, "1"));
+  OK(sheaf_get(words, sheaf_str("b"), &value, &error));
+  CHECK(take_contains(value, "two"));
+  OK(sheaf_contains_key(words, sheaf_str("d"), &error));
+  sheaf_keyspace_free(words);
 
   sheaf_keyspace_free(files);
   OK(sheaf_db_close(db, &error));

@@ -302,6 +302,35 @@ typedef int32_t sheaf_persistent_memory;
 #endif // __cplusplus
 
 /**
+ * Pairs that a keyspace has before a bulk load.
+ */
+enum sheaf_load_mode
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * The keyspace must not exist, or must be empty (default).
+   */
+  SHEAF_LOAD_EMPTY = 0,
+  /**
+   * The load discards the pairs of the keyspace.
+   */
+  SHEAF_LOAD_REPLACE = 1,
+  /**
+   * The keyspace keeps its pairs; a loaded pair replaces the one with the same key.
+   */
+  SHEAF_LOAD_KEEP = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sheaf_load_mode sheaf_load_mode;
+#else
+typedef int32_t sheaf_load_mode;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Phase of a long operation, for its progress callback.
  */
 enum sheaf_phase
@@ -836,12 +865,13 @@ void sheaf_value_free(sheaf_value *value);
 
 /**
  * Creates options of a bulk load. An empty `engine` selects the engine of an existing keyspace,
- * and `flex` for a new one. `replace` discards the pairs of an existing keyspace.
+ * and `flex` for a new one. `mode` is one of `SHEAF_LOAD_*` and decides about the pairs of an
+ * existing keyspace.
  *
  * Threads: any.
  */
 sheaf_code sheaf_loader_options_create(sheaf_bytes engine,
-                                       bool replace,
+                                       int32_t mode,
                                        sheaf_loader_options **options,
                                        sheaf_error **error);
 
@@ -886,6 +916,18 @@ sheaf_code sheaf_loader_push(sheaf_loader *loader,
                              sheaf_error **error);
 
 /**
+ * Adds the next pair like `sheaf_loader_push`. It expires at `expires_at_ms`, in milliseconds
+ * since 1970; 0 means never. The options of the load must set `expiry` to 1.
+ *
+ * Threads: one at a time for each loader; any thread.
+ */
+sheaf_code sheaf_loader_push_with_expiry(sheaf_loader *loader,
+                                         sheaf_bytes key,
+                                         sheaf_bytes value,
+                                         uint64_t expires_at_ms,
+                                         sheaf_error **error);
+
+/**
  * Adds the next pair with the value that `source` returns in parts, and writes its size to
  * `value_size` (may be NULL). After an error of `source` the call returns `SHEAF_CANCELLED`, and
  * the loader must be freed.
@@ -914,9 +956,14 @@ sheaf_code sheaf_loader_progress(sheaf_loader *loader,
  * like that of `sheaf_loader_progress`, unless it is NULL. The loader accepts no more calls
  * afterwards and must be freed.
  *
+ * With `SHEAF_LOAD_KEEP` the call copies all pairs of the keyspace, which can be used meanwhile.
+ * `progress` with `context`, unless NULL, receives the number of copied pairs and may cancel.
+ *
  * Threads: one at a time for each loader; any thread.
  */
 sheaf_code sheaf_loader_finish(sheaf_loader *loader,
+                               sheaf_progress_fn progress,
+                               void *context,
                                sheaf_value **report,
                                sheaf_error **error);
 

@@ -1,36 +1,53 @@
-//! # Bulk load: sorted pairs as a new keyspace
+//! # Bulk load: sorted pairs as a new keyspace, or added to a keyspace
 
 use std::ffi::c_void;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
+use std::time::{Duration, UNIX_EPOCH};
 
-use sheaf::{BulkLoadOptions, BulkLoader};
+use sheaf::{BulkLoadOptions, BulkLoader, Expiry};
 
-use crate::boundary::callback::sheaf_source_fn;
-use crate::boundary::code::sheaf_code;
+use crate::boundary::callback::{report as progress_of, sheaf_progress_fn, sheaf_source_fn};
+use crate::boundary::code::{sheaf_code, sheaf_load_mode};
 use crate::boundary::error::sheaf_error;
 use crate::boundary::json;
 use crate::boundary::memory::{handle_out, sheaf_bytes, sheaf_value};
-use crate::boundary::{self, Exclusive, Failure, call, given, invalid};
+use crate::boundary::{self, Exclusive, Failure, Outcome, call, given, invalid};
 use crate::database::sheaf_db;
+use crate::maintenance::conversion_step;
 
 /// Options of a bulk load.
 pub struct sheaf_loader_options(Exclusive<BulkLoadOptions>);
 
+/// Returns the options with the mode `mode`.
+fn with_mode(options: BulkLoadOptions, mode: i32) -> Outcome<BulkLoadOptions> {
+    let is = |known: sheaf_load_mode| mode == known as i32;
+    if is(sheaf_load_mode::SHEAF_LOAD_EMPTY) {
+        Ok(options)
+    } else if is(sheaf_load_mode::SHEAF_LOAD_REPLACE) {
+        Ok(options.replace(true))
+    } else if is(sheaf_load_mode::SHEAF_LOAD_KEEP) {
+        Ok(options.keep(true))
+    } else {
+        Err(invalid("mode", &format!("there is no mode {mode}")))
+    }
+}
+
 /// Creates options of a bulk load. An empty `engine` selects the engine of an existing keyspace,
-/// and `flex` for a new one. `replace` discards the pairs of an existing keyspace.
+/// and `flex` for a new one. `mode` is one of `SHEAF_LOAD_*` and decides about the pairs of an
+/// existing keyspace.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]
 pub extern "C" fn sheaf_loader_options_create(
     engine: sheaf_bytes<'_>,
-    replace: bool,
+    mode: i32,
     options: Option<&mut MaybeUninit<*mut sheaf_loader_options>>,
     error: Option<&mut MaybeUninit<*mut sheaf_error>>,
 ) -> sheaf_code {
     call(error, || {
         let options = handle_out(options, "options")?;
-        let set = BulkLoadOptions::default().replace(replace);
+        let set = with_mode(BulkLoadOptions::default(), mode)?;
         let set = match engine.text("engine")? {
             "" => set,
             engine => set.engine(engine),
@@ -115,6 +132,32 @@ pub extern "C" fn sheaf_loader_push(
     })
 }
 
+/// Adds the next pair like `sheaf_loader_push`. It expires at `expires_at_ms`, in milliseconds
+/// since 1970; 0 means never. The options of the load must set `expiry` to 1.
+///
+/// Threads: one at a time for each loader; any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn sheaf_loader_push_with_expiry(
+    loader: Option<&sheaf_loader>,
+    key: sheaf_bytes<'_>,
+    value: sheaf_bytes<'_>,
+    expires_at_ms: u64,
+    error: Option<&mut MaybeUninit<*mut sheaf_error>>,
+) -> sheaf_code {
+    call(error, || {
+        let expiry = match expires_at_ms {
+            0 => Expiry::Never,
+            ms => match UNIX_EPOCH.checked_add(Duration::from_millis(ms)) {
+                Some(time) => Expiry::At(time),
+                None => return Err(invalid("expires_at_ms", &format!("there is no time {ms}"))),
+            },
+        };
+        let mut loader = given(loader, "loader")?.0.lock("loader")?;
+        let loader = loader.as_mut().ok_or_else(ended)?;
+        Ok(loader.push_with_expiry(key.get("key")?, value.get("value")?, expiry)?)
+    })
+}
+
 /// Bytes that a callback returns.
 struct CallbackSource {
     read: extern "C" fn(context: *mut c_void, buffer: *mut c_void, size: usize) -> usize,
@@ -178,16 +221,25 @@ pub extern "C" fn sheaf_loader_progress(
 /// like that of `sheaf_loader_progress`, unless it is NULL. The loader accepts no more calls
 /// afterwards and must be freed.
 ///
+/// With `SHEAF_LOAD_KEEP` the call copies all pairs of the keyspace, which can be used meanwhile.
+/// `progress` with `context`, unless NULL, receives the number of copied pairs and may cancel.
+///
 /// Threads: one at a time for each loader; any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn sheaf_loader_finish(
     loader: Option<&sheaf_loader>,
+    progress: sheaf_progress_fn,
+    context: *mut c_void,
     report: Option<&mut MaybeUninit<*mut sheaf_value>>,
     error: Option<&mut MaybeUninit<*mut sheaf_error>>,
 ) -> sheaf_code {
     call(error, || {
-        let mut loader = given(loader, "loader")?.0.lock("loader")?;
-        let done = loader.take().ok_or_else(ended)?.finish();
+        // Taken out of the lock: the callback may use the handle.
+        let ending = given(loader, "loader")?.0.lock("loader")?.take().ok_or_else(ended)?;
+        let done = ending.finish_with(|now| {
+            let (phase, counts) = conversion_step(now);
+            progress_of(progress, context, phase, counts)
+        });
         json::write_report(report, done.map(|done| json::bulk_load(&done)))
     })
 }

@@ -122,6 +122,18 @@ pub enum sheaf_persistent_memory {
     SHEAF_PERSISTENT_MEMORY_SUBSTITUTE = 2,
 }
 
+/// Pairs that a keyspace has before a bulk load.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum sheaf_load_mode {
+    /// The keyspace must not exist, or must be empty (default).
+    SHEAF_LOAD_EMPTY = 0,
+    /// The load discards the pairs of the keyspace.
+    SHEAF_LOAD_REPLACE = 1,
+    /// The keyspace keeps its pairs; a loaded pair replaces the one with the same key.
+    SHEAF_LOAD_KEEP = 2,
+}
+
 /// Phase of a long operation, for its progress callback.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -126,9 +126,22 @@ static void test_callbacks(sheaf_db *db, sheaf_keyspace *users, const char *dire
   sheaf_loader_free(loader);
   OK(sheaf_db_bulk_load(db, sheaf_str("loaded"), NULL, &loader, &error));
   OK(sheaf_loader_push_source(loader, sheaf_str("a"), reentrant_source, loader, NULL, &error));
-  OK(sheaf_loader_finish(loader, NULL, &error));
-  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_loader_finish(loader, NULL, &error));
+  OK(sheaf_loader_finish(loader, NULL, NULL, NULL, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_loader_finish(loader, NULL, NULL, NULL, &error));
   EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_loader_push(loader, sheaf_str("b"), sheaf_str(""), &error));
+  sheaf_loader_free(loader);
+  sheaf_loader_options *options;
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_loader_options_create(sheaf_str(""), 3, &options, &error));
+  OK(sheaf_loader_options_create(sheaf_str(""), SHEAF_LOAD_EMPTY, &options, &error));
+  EXPECT(SHEAF_INVALID_ARGUMENT, sheaf_db_bulk_load(db, sheaf_str("loaded"), options, &loader, &error));
+  sheaf_loader_options_free(options);
+  OK(sheaf_loader_options_create(sheaf_str(""), SHEAF_LOAD_KEEP, &options, &error));
+  OK(sheaf_db_bulk_load(db, sheaf_str("loaded"), options, &loader, &error));
+  sheaf_loader_options_free(options);
+  EXPECT(SHEAF_INVALID_ARGUMENT,
+         sheaf_loader_push_with_expiry(loader, sheaf_str("b"), sheaf_str(""), 1, &error));
+  OK(sheaf_loader_push(loader, sheaf_str("b"), sheaf_str(""), &error));
+  EXPECT(SHEAF_CANCELLED, sheaf_loader_finish(loader, stop, NULL, NULL, &error));
   sheaf_loader_free(loader);
   free(backup);
 }
