@@ -48,7 +48,7 @@ impl RawDatabase {
 }
 
 /// Calls `progress`, if there is one, with `arguments`.
-fn tell<'py, A>(progress: Option<&Bound<'py, PyAny>>, arguments: A) -> PyResult<()>
+pub(crate) fn tell<'py, A>(progress: Option<&Bound<'py, PyAny>>, arguments: A) -> PyResult<()>
 where
     A: pyo3::call::PyCallArgs<'py>,
 {

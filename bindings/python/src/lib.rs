@@ -12,6 +12,7 @@
 //!    Python callbacks run in the calling thread, except that of a stall.
 
 mod batch;
+mod bulk_load;
 mod changes;
 mod database;
 mod error;
@@ -50,6 +51,7 @@ fn _sheaf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<wait::CommitWait>()?;
     module.add_class::<stream::RawReader>()?;
     module.add_class::<stream::RawWriter>()?;
+    module.add_class::<bulk_load::RawBulkLoader>()?;
     module.add_function(wrap_pyfunction!(options::engines, module)?)?;
     module.add_function(wrap_pyfunction!(options::engine_options, module)?)?;
     module.add_function(wrap_pyfunction!(database::restore, module)?)?;

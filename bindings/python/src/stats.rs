@@ -3,7 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use sheaf::{
-    BackupReport, CompactionReport, ConversionReport, DatabaseStats, EngineStats, RepairReport, VerifyReport,
+    BackupReport, BulkLoadReport, CompactionReport, ConversionReport, DatabaseStats, EngineStats,
+    RepairReport, VerifyReport,
 };
 
 macro_rules! dict {
@@ -55,6 +56,15 @@ pub(crate) fn conversion<'py>(py: Python<'py>, report: &ConversionReport) -> Dic
         copied_pairs: report.copied_pairs,
         bytes: report.bytes,
         passes: report.passes,
+        is_direct: report.is_direct,
+    ))
+}
+
+pub(crate) fn bulk_load<'py>(py: Python<'py>, report: &BulkLoadReport) -> Dict<'py> {
+    Ok(dict!(
+        py,
+        pairs: report.pairs,
+        bytes: report.bytes,
         is_direct: report.is_direct,
     ))
 }

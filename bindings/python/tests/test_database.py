@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,57 @@ def test_conversion(db: sheaf.Database) -> None:
     assert users.engine == "cedrus" and users.options["branching"] == 64 and len(users) == 1000
     assert db.convert("users", "flat-ordered") is not None
     users.compact()
+
+
+def test_a_bulk_load_adds_sorted_pairs(db: sheaf.Database) -> None:
+    pairs = {number.to_bytes(4, "big"): b"old" for number in range(3000)}
+    words = db["words"]
+    assert db.bulk_load("words", pairs).pairs == 3000
+    assert dict(words) == pairs
+    with pytest.raises(sheaf.InvalidArgumentError):
+        db.bulk_load("words", pairs)
+    reused = bytearray(4)
+
+    def even() -> Iterator[tuple[bytearray, bytes]]:
+        for number in range(0, 4000, 2):
+            reused[:] = number.to_bytes(4, "big")
+            yield reused, b"new"
+
+    seen: list[tuple[str, int, int]] = []
+    report = db.bulk_load("words", even(), mode="keep", progress=lambda *at: seen.append(at))
+    assert report.pairs == 2000 and seen
+    pairs.update({number.to_bytes(4, "big"): b"new" for number in range(0, 4000, 2)})
+    assert dict(words) == dict(sorted(pairs.items()))
+    assert db.bulk_load("words", [(b"a", b"1")], mode="replace", engine="kreon").pairs == 1
+    assert dict(words) == {b"a": b"1"} and words.engine == "kreon"
+    assert db.bulk_load("empty", {}).pairs == 0 and not db["empty"]
+
+
+def test_a_bulk_load_that_fails_loads_nothing(db: sheaf.Database) -> None:
+    words = db["words"]
+    words[b"k"] = b"v"
+
+    def broken() -> Iterator[tuple[bytes, bytes]]:
+        yield b"a", b"1"
+        raise KeyError("source")
+
+    def cancel(phase: str, done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    for failure, source, progress in [
+        (KeyError, broken(), None),
+        (sheaf.InvalidArgumentError, [(b"b", b"1"), (b"a", b"2")], None),
+        (TypeError, [(b"a", "text")], None),
+        (ZeroDivisionError, [(b"a", b"1")], cancel),
+    ]:
+        with pytest.raises(failure):
+            db.bulk_load("words", source, mode="keep", progress=progress)  # type: ignore[arg-type]
+        assert dict(words) == {b"k": b"v"}
+    with pytest.raises(ValueError, match="mode"):
+        db.bulk_load("words", {}, mode="append")  # type: ignore[arg-type]
+    db.close()
+    with pytest.raises(sheaf.ClosedError):
+        db.bulk_load("words", {})
 
 
 def test_verify_statistics_and_rest(db: sheaf.Database) -> None:

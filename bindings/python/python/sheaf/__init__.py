@@ -44,6 +44,7 @@ from ._errors import (
 from ._keyspace import Items, Keys, Keyspace, SnapshotKeyspace, Values
 from ._reports import (
     BackupReport,
+    BulkLoadReport,
     CompactionReport,
     ConversionReport,
     DatabaseStats,
@@ -79,6 +80,7 @@ __all__ = [
     "MAX_VALUE",
     "BackupReport",
     "Batch",
+    "BulkLoadReport",
     "BusyError",
     "CancelledError",
     "Change",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
@@ -11,7 +11,7 @@ from . import _reports, _sheaf
 from ._batch import Batch
 from ._changes import ChangeCursor, ChangeRetention
 from ._keyspace import Durability, Keyspace, SnapshotKeyspace
-from ._sheaf import Changes, RawDatabase, RawSnapshot
+from ._sheaf import Changes, RawBulkLoader, RawDatabase, RawSnapshot
 from ._transaction import Transaction, transact
 
 if TYPE_CHECKING:
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
 StrPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress = Callable[[str, int, int], object]
+_Key = TypeVar("_Key", bound="Buffer")
 _Result = TypeVar("_Result")
+# Pairs of a bulk load that one call passes: at most so many, and bytes of values to that amount.
+_CHUNK_PAIRS = 1000
+_CHUNK_BYTES = 1 << 20
+
+
+def _frozen(buffer: Buffer) -> bytes:
+    """Return the bytes of a buffer that its owner may change later."""
+    return buffer if isinstance(buffer, bytes) else memoryview(buffer).tobytes()
 
 
 class Snapshot(RawSnapshot):
@@ -267,6 +276,39 @@ class Database:
         """
         report = self._raw.raw_convert(name, engine, options or None, progress)
         return None if report is None else _reports.ConversionReport(**report)
+
+    def bulk_load(
+        self,
+        name: str,
+        pairs: Mapping[_Key, Buffer] | Iterable[tuple[Buffer, Buffer]],
+        *,
+        mode: Literal["empty", "replace", "keep"] = "empty",
+        engine: str | None = None,
+        progress: Progress | None = None,
+        **options: int,
+    ) -> _reports.BulkLoadReport:
+        """Load pairs with keys in ascending order, as one durable commit.
+
+        ``mode`` decides about a keyspace that exists: ``"empty"`` requires that it has no pairs,
+        ``"replace"`` discards them, and ``"keep"`` keeps those with other keys. ``"keep"`` copies the
+        whole keyspace, which can be used meanwhile, and calls ``progress(phase, done, total)``. An
+        exception in it, in ``pairs``, or for a key out of order ends the load; nothing is loaded then.
+        """
+        loader = RawBulkLoader(self._raw, name, mode, engine, options or None)
+        try:
+            chunk: list[tuple[bytes, bytes]] = []
+            size = 0
+            for key, value in pairs.items() if isinstance(pairs, Mapping) else pairs:
+                pair = _frozen(key), _frozen(value)
+                chunk.append(pair)
+                size += len(pair[1])
+                if len(chunk) == _CHUNK_PAIRS or size >= _CHUNK_BYTES:
+                    loader.push(chunk)
+                    chunk, size = [], 0
+            loader.push(chunk)
+            return _reports.BulkLoadReport(**loader.finish(progress))
+        finally:
+            loader.discard()
 
     def __reduce__(self) -> NoReturn:
         self._raw.__reduce__()

@@ -186,6 +186,15 @@ class ConversionReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkLoadReport:
+    """Result of a bulk load. ``is_direct`` is true if the engine wrote its own files from the pairs."""
+
+    pairs: int
+    bytes: int
+    is_direct: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KeyspaceRepair:
     """Pairs of one keyspace that a repair proved to be the newest, could not prove, or lost."""
 

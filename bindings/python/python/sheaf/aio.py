@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -35,6 +35,7 @@ from ._sheaf import Changes, Commit, CommitTicket, Notifier, Scan
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
 
+_Key = TypeVar("_Key", bound="Buffer")
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
@@ -477,6 +478,18 @@ class AsyncDatabase(_Closing):
     async def persist(self) -> None:
         """Wait until all commits that were acknowledged before are on the device."""
         await _run(self._db.sync)
+
+    async def bulk_load(
+        self,
+        name: str,
+        pairs: Mapping[_Key, Buffer] | Iterable[tuple[Buffer, Buffer]],
+        **options: Any,
+    ) -> _reports.BulkLoadReport:
+        """Load sorted pairs; the options are those of :meth:`sheaf.Database.bulk_load`.
+
+        ``pairs`` is iterated in another thread.
+        """
+        return await _run(self._db.bulk_load, name, pairs, **options)
 
     async def backup(self, path: _database.StrPath, **options: Any) -> _reports.BackupReport:
         """Make a backup; the options are those of :meth:`sheaf.Database.backup`."""
