@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use siphasher::sip::SipHasher13;
 
+use crate::decoding::DecodedValues;
 use crate::window::CommitProgress;
 use sheaf_log::blob::Blobs;
 use sheaf_log::blob_reader::{BlobCache, ValueCache};
@@ -137,6 +138,8 @@ pub struct EngineContext {
     pub memory: Memory,
     /// Cache of recently read blobs.
     pub blob_cache: BlobCache,
+    /// Cache of decompressed values.
+    pub decoded_values: DecodedValues,
     /// Secret key of the keyed hashes.
     hash_key: [u64; 2],
     /// True if directories and buckets are so small that 200 operations reach every code path.
@@ -178,6 +181,7 @@ impl EngineContext {
             blobs,
             memory: Memory::new(budget),
             blob_cache: BlobCache::new(budget),
+            decoded_values: DecodedValues::new(budget),
             hash_key: [sheaf_platform::codec::u64_at(&key, 0), sheaf_platform::codec::u64_at(&key, 8)],
             tiny,
             inline: true,

@@ -184,6 +184,26 @@ pub trait EngineReads: EngineInfo {
         }
         Ok(is_there)
     }
+    /// Like [`EngineReads::get_stored`], and passes the seq of the version that it has found if
+    /// [`EngineReads::knows_versions`] returns true. The hash of the key is that of
+    /// [`EngineContext::hash`](crate::context::EngineContext::hash). A cache of something that was
+    /// computed from the value finds it by key and seq.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`EngineReads::get_stored`].
+    fn get_version(
+        &self,
+        at: Seq,
+        hashed_key: HashedKey<'_>,
+        found: &mut dyn FnMut(Option<Seq>, StoredValue<'_>),
+    ) -> Result<bool> {
+        self.get_stored(at, hashed_key.key, &mut |stored| found(None, stored))
+    }
+    /// Returns true if a get knows the seq of the version that it has found without more work.
+    fn knows_versions(&self) -> bool {
+        false
+    }
     /// Returns true if `key` has a value at `at`.
     ///
     /// # Errors

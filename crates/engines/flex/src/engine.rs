@@ -219,19 +219,18 @@ impl FlexEngine {
         guard: &Guard,
         with: impl FnOnce(LookupResult<'_>) -> Result<R>,
     ) -> Result<R> {
-        self.lookup_in_state((at, key), at == Seq::LATEST, guard, with)
+        self.lookup_hashed((at, key, self.interval_cache.hash(key)), at == Seq::LATEST, guard, with)
     }
 
     #[inline]
-    fn lookup_in_state<R>(
+    fn lookup_hashed<R>(
         &self,
-        (at, key): (Seq, &[u8]),
+        (at, key, hash): (Seq, &[u8], u64),
         is_revealed: bool,
         guard: &Guard,
         with: impl FnOnce(LookupResult<'_>) -> Result<R>,
     ) -> Result<R> {
         let state = self.state(guard);
-        let hash = self.interval_cache.hash(key);
         if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
             if is_revealed {
                 self.interval_cache.context.wait_visible(version.seq)?;
@@ -256,10 +255,47 @@ impl FlexEngine {
         )
     }
 
+    /// Passes the value of `key`, whose hash is `hash`, at `at` to `found`, with the seq of its
+    /// version.
+    fn get_hashed(
+        &self,
+        at: Seq,
+        (key, hash): (&[u8], u64),
+        found: &mut impl FnMut(Seq, StoredValue<'_>),
+    ) -> Result<bool> {
+        let mut missing = None;
+        loop {
+            let guard = &epoch::pin();
+            let staged =
+                self.lookup_hashed((at, key, hash), at == Seq::LATEST, guard, |what| match what {
+                    LookupResult::NotFound => Ok(Some(None)),
+                    LookupResult::Value(RecordContent::Put(value), seq) => {
+                        found(seq, StoredValue::Bytes(value));
+                        Ok(None)
+                    }
+                    LookupResult::Value(RecordContent::Blob(blob), seq) => Ok(Some(Some((blob, seq)))),
+                    LookupResult::Value(RecordContent::Remove | RecordContent::RemoveRange(_), _) => {
+                        Ok(Some(None))
+                    }
+                })?;
+            let (blob, seq) = match staged {
+                None => return Ok(true),
+                Some(None) => return Ok(false),
+                Some(Some(blob)) => blob,
+            };
+            // A blob may be freed once its version is superseded: look the key up again.
+            let blobs = &self.interval_cache.context.blobs;
+            if blobs.read_stored(&blob, &mut missing, &mut |stored| found(seq, stored))? {
+                return Ok(true);
+            }
+        }
+    }
+
     /// Returns the number of the key's newest version, or zero if there is none. The version may
     /// not be visible yet.
     fn newest_seq(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
-        self.lookup_in_state((Seq::LATEST, key), false, guard, |found| {
+        let hash = self.interval_cache.hash(key);
+        self.lookup_hashed((Seq::LATEST, key, hash), false, guard, |found| {
             Ok(match found {
                 LookupResult::Value(_, seq) => seq,
                 LookupResult::NotFound => Seq::ZERO,
@@ -315,30 +351,20 @@ impl EngineInfo for FlexEngine {
 impl EngineReads for FlexEngine {
     #[inline]
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
-        let mut missing = None;
-        loop {
-            let guard = &epoch::pin();
-            let staged = self.lookup(at, key, guard, |what| match what {
-                LookupResult::NotFound => Ok(Some(None)),
-                LookupResult::Value(RecordContent::Put(value), _) => {
-                    found(StoredValue::Bytes(value));
-                    Ok(None)
-                }
-                LookupResult::Value(RecordContent::Blob(blob), _) => Ok(Some(Some(blob))),
-                LookupResult::Value(RecordContent::Remove | RecordContent::RemoveRange(_), _) => {
-                    Ok(Some(None))
-                }
-            })?;
-            let blob = match staged {
-                None => return Ok(true),
-                Some(None) => return Ok(false),
-                Some(Some(blob)) => blob,
-            };
-            // A blob may be freed once its version is superseded: look the key up again.
-            if self.interval_cache.context.blobs.read_stored(&blob, &mut missing, found)? {
-                return Ok(true);
-            }
-        }
+        self.get_hashed(at, (key, self.interval_cache.hash(key)), &mut |_, stored| found(stored))
+    }
+
+    fn get_version(
+        &self,
+        at: Seq,
+        HashedKey { key, hash }: HashedKey<'_>,
+        found: &mut dyn FnMut(Option<Seq>, StoredValue<'_>),
+    ) -> Result<bool> {
+        self.get_hashed(at, (key, hash), &mut |seq, stored| found(Some(seq), stored))
+    }
+
+    fn knows_versions(&self) -> bool {
+        true
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {

@@ -292,6 +292,12 @@ fn decode_pieces<'v>(header: &[u8], stored: &[u8], buffer: &'v mut Vec<u8>) -> R
     Ok(buffer)
 }
 
+/// Returns true if the value with this stored form is compressed.
+#[must_use]
+pub fn is_compressed(stored: &[u8]) -> bool {
+    stored.last().is_some_and(|form| *form != RAW)
+}
+
 /// Returns the length of the value that has the stored form `stored`. Needs no codec.
 ///
 /// # Errors

@@ -23,6 +23,7 @@ use sheaf_platform::memory::cache_arbiter::{CacheShare, proportion};
 use sheaf_platform::memory::{MemoryPart, block_alloc};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::epoch;
 
 /// Length of the window, in seconds, over which the commit rate is averaged.
 const COMMIT_RATE_SECONDS: f64 = 4.0;
@@ -93,8 +94,8 @@ impl Store {
         let keyspaces = self.catalog.all();
         let engines: Vec<&Arc<dyn Engine>> =
             keyspaces.iter().filter_map(|keyspace| keyspace.engine().ok()).collect();
-        let values = &self.context.blob_cache;
-        let mut caches: Vec<&CacheShare> = vec![values.cache_share()];
+        let (blobs, decoded) = (&self.context.blob_cache, &self.context.decoded_values);
+        let mut caches: Vec<&CacheShare> = vec![blobs.cache_share(), decoded.cache_share()];
         let mut owners = vec![];
         for engine in engines {
             if let Some(cache) = engine.cache() {
@@ -102,9 +103,10 @@ impl Store {
                 owners.push(cache);
             }
         }
-        with(&caches, &|index, bytes| match index.checked_sub(1) {
-            None => values.evict(bytes, &self.context.memory),
-            Some(owner) => owners[owner].evict(bytes),
+        with(&caches, &|index, bytes| match index {
+            0 => blobs.evict(bytes, &self.context.memory),
+            1 => decoded.evict(bytes, &self.context.memory, &epoch::pin()),
+            _ => owners[index - 2].evict(bytes),
         })
     }
 
@@ -114,7 +116,8 @@ impl Store {
             let share = Some(cache.share()).filter(|share| *share != u64::MAX);
             CacheStats { keyspace, bytes: cache.bytes(), limit_bytes: share }
         };
-        let values = stats(None, self.context.blob_cache.cache_share());
+        let mut values = stats(None, self.context.blob_cache.cache_share());
+        values.bytes += self.context.decoded_values.cache_share().bytes();
         let keyspaces = self.catalog.all();
         let caches = keyspaces.iter().filter_map(|keyspace| {
             let cache = keyspace.engine().ok()?.cache()?.cache_share();

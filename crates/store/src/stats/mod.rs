@@ -120,7 +120,8 @@ impl MemoryStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheStats {
-    /// Keyspace of the cache; `None` for the cache of large values, which all keyspaces share.
+    /// Keyspace of the cache; `None` for the caches of large values and of decompressed values,
+    /// which all keyspaces share.
     pub keyspace: Option<String>,
     /// Bytes in the cache.
     pub bytes: u64,

@@ -225,6 +225,7 @@ macro_rules! conformance {
                 compressed_values_of_every_size_are_kept_and_replaced
                 a_codec_saves_space_and_reports_it
                 conditions_compare_the_values_and_not_their_stored_form
+                repeated_gets_return_the_value_of_their_version
                 snapshots_and_gc_keep_compressed_values
                 conversions_and_loads_change_the_codec
                 a_stream_is_compressed_and_survives_a_conversion

@@ -150,6 +150,48 @@ pub fn conditions_compare_the_values_and_not_their_stored_form(fixture: &Fixture
     assert!(get(&ks, "l").is_none() && get(&ks, "m").unwrap() == text(900, 3));
 }
 
+/// A get that finds a decompressed value in memory returns the value of its own version: after an
+/// overwriting, at a snapshot, and in another keyspace of the same name.
+pub fn repeated_gets_return_the_value_of_their_version(fixture: &Fixture) {
+    let db = fixture.open();
+    let get_twice = |ks: &Keyspace, value: &[u8]| {
+        for _ in 0..2 {
+            assert!(get(ks, "key").as_deref() == Some(value));
+        }
+    };
+    let text = |seed: u64| text(1_000, seed);
+    let first = compressed(fixture, &db, "data");
+    first.insert("key", text(1)).unwrap();
+    get_twice(&first, &text(1));
+    let snapshot = db.snapshot().unwrap();
+    first.insert("key", text(2)).unwrap();
+    get_twice(&first, &text(2));
+    let old = snapshot.keyspace("data").unwrap();
+    assert!(old.get("key").unwrap().unwrap() == text(1));
+    get_twice(&first, &text(2));
+    while fixture.setting.inline && db.pump().unwrap() {}
+    get_twice(&first, &text(2));
+    let other = compressed(fixture, &db, "other");
+    let mut batch = db.batch();
+    for number in 0..50 {
+        batch.insert(&other, key(number), text(number as u64));
+    }
+    batch.insert(&other, "key", text(3));
+    batch.commit().unwrap();
+    get_twice(&other, &text(3));
+    for number in 0..50 {
+        assert!(get(&other, &key(number)) == Some(text(number as u64)), "one of a batch");
+    }
+    first.remove("key").unwrap();
+    assert_eq!(get(&first, "key"), None);
+    drop((old, snapshot));
+    db.drop_keyspace("data").unwrap();
+    let second = compressed(fixture, &db, "data");
+    second.insert("key", text(4)).unwrap();
+    get_twice(&second, &text(4));
+    db.close().unwrap();
+}
+
 pub fn snapshots_and_gc_keep_compressed_values(fixture: &Fixture) {
     let db = fixture.open();
     let ks = compressed(fixture, &db, "a");

@@ -21,7 +21,14 @@
 //! ## Costs
 //!
 //! One more indirect call for each read. A compressed value is decompressed into a buffer of the
-//! thread.
+//! thread, unless [`DecodedValues`] has it.
+
+mod cache;
+#[cfg(all(test, shuttle))]
+mod interleavings;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
+mod value;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -37,10 +44,15 @@ use crate::contract::{
 use crate::range_estimate::RangeSum;
 use crate::views::Views;
 use sheaf_log::blob_reader::{OpenBlob, StoredValue};
-use sheaf_log::compression::{Codec, DecodeError, ValueCompression, decode};
+use sheaf_log::compression::{Codec, DecodeError, ValueCompression, decode, is_compressed};
 use sheaf_log::options::{COMPRESSION, EngineOptions};
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
 use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::epoch;
+
+pub use cache::DecodedValues;
+
+use value::CachedVersion;
 
 /// Largest buffer that a thread keeps, in bytes.
 const MAX_KEPT_BUFFER: usize = 256 << 10;
@@ -53,6 +65,8 @@ sheaf_platform::sync::thread_local! {
 struct DecodingEngine {
     inner: Arc<dyn Engine>,
     compression: Arc<ValueCompression>,
+    id: KeyspaceId,
+    context: Arc<EngineContext>,
     /// Directory of the keyspace, for errors.
     dir: PathBuf,
 }
@@ -65,7 +79,7 @@ pub fn with_compression(
     id: KeyspaceId,
     options: &EngineOptions,
     header_len: u32,
-    context: &EngineContext,
+    context: &Arc<EngineContext>,
 ) -> Arc<dyn Engine> {
     let codec = u8::try_from(options.value(&COMPRESSION)).ok().and_then(|id| Codec::from_id(id).ok());
     match codec {
@@ -73,6 +87,8 @@ pub fn with_compression(
         Some(codec) => Arc::new(DecodingEngine {
             inner: engine,
             compression: Arc::new(ValueCompression::new(codec, header_len)),
+            id,
+            context: Arc::clone(context),
             dir: context.dir_of(id),
         }),
     }
@@ -91,6 +107,34 @@ impl DecodingEngine {
             BUFFER.with(|kept| kept.replace(buffer));
         }
         decoded.map_err(|error| self.error(error))
+    }
+
+    /// Passes the value of a version to `found`: that of the cache, or `stored` decoded.
+    fn decode_version(
+        &self,
+        seq: Option<Seq>,
+        HashedKey { key, hash }: HashedKey<'_>,
+        stored: &[u8],
+        found: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let Some(seq) = seq.filter(|_| is_compressed(stored)) else { return self.decode(stored, found) };
+        let (guard, context) = (&epoch::pin(), &*self.context);
+        let version = CachedVersion { keyspace: self.id, seq, key };
+        if let Some(value) = context.decoded_values.get(version, hash, guard) {
+            found(value);
+            return Ok(());
+        }
+        self.decode(stored, &mut |value| {
+            context.decoded_values.insert(version, hash, value, &context.memory, guard);
+            found(value);
+        })
+    }
+
+    /// Hashes a key for [`EngineReads::get_version`], and prefetches its decoded value.
+    fn prefetch_decoded<'k>(&self, key: &'k [u8]) -> HashedKey<'k> {
+        let hash = self.context.hash(key);
+        self.context.decoded_values.prefetch(hash);
+        HashedKey { key, hash }
     }
 
     fn decode_blob(&self, blob: OpenBlob) -> Result<OpenBlob> {
@@ -127,9 +171,14 @@ impl EngineReads for DecodingEngine {
 
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
         let (mut outcome, mut file) = (Ok(()), None);
-        let is_there = self.inner.get_stored(at, key, &mut |stored| match stored {
+        let hashed_key = match self.inner.knows_versions() {
+            true => self.prefetch_decoded(key),
+            false => HashedKey { key, hash: 0 },
+        };
+        let is_there = self.inner.get_version(at, hashed_key, &mut |seq, stored| match stored {
             StoredValue::Bytes(stored) => {
-                outcome = self.decode(stored, &mut |value| found(StoredValue::Bytes(value)));
+                let found = &mut |value: &[u8]| found(StoredValue::Bytes(value));
+                outcome = self.decode_version(seq, hashed_key, stored, found);
             }
             StoredValue::Blob(blob) => file = Some(blob),
         })?;
@@ -142,8 +191,20 @@ impl EngineReads for DecodingEngine {
 
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let mut outcome = Ok(());
-        let is_there = self.inner.get(at, key, &mut |stored| outcome = self.decode(stored, found))?;
+        if !self.inner.knows_versions() {
+            let is_there = self.inner.get(at, key, &mut |stored| outcome = self.decode(stored, found))?;
+            outcome?;
+            return Ok(is_there);
+        }
+        let (mut file, hashed_key) = (None, self.prefetch_decoded(key));
+        let is_there = self.inner.get_version(at, hashed_key, &mut |seq, stored| match stored {
+            StoredValue::Bytes(stored) => outcome = self.decode_version(seq, hashed_key, stored, found),
+            StoredValue::Blob(blob) => file = Some(blob),
+        })?;
         outcome?;
+        if let Some(blob) = file {
+            self.decode_blob(blob)?.read(found)?;
+        }
         Ok(is_there)
     }
 
