@@ -180,7 +180,7 @@ pub fn repeated_gets_return_the_value_of_their_version(fixture: &Fixture) {
     batch.commit().unwrap();
     get_twice(&other, &text(3));
     for number in 0..50 {
-        assert!(get(&other, &key(number)) == Some(text(number as u64)), "one of a batch");
+        assert!(get(&other, key(number)) == Some(text(number as u64)), "one of a batch");
     }
     first.remove("key").unwrap();
     assert_eq!(get(&first, "key"), None);
