@@ -7,16 +7,20 @@
 //! in order of acquisition: the store's stripes, `spill`, the lock of `state`, `candidates`, all
 //! others. A thread that holds a stripe never waits for `spill`.
 //!
-//! `prepare` of a put looks the key up in the active memtable only. Older versions in other sources
-//! stay there, and readers do not reach them, because they ask the active memtable first. An
-//! expectation or a removal looks the key up in all sources.
+//! `prepare` of a put looks the key up in the active memtable. If the key is not there, and a view
+//! may need a superseded version (`newest_superseding_seq`), it also asks the other sources, to
+//! count that version. Older versions in other sources stay there. Readers of the newest state do
+//! not reach them, because they ask the active memtable first. An expectation or a removal asks all
+//! sources, from the newest on, until one has the key.
 //!
 //! ## Recovery
 //!
 //! Replay fills the active memtable. Of the records of a key, the one with the highest seq wins;
-//! tombstones are records too. An entry of a level may refer to a segment that GC deleted after the
-//! image was made. GC did so because all records of the segment had been moved, superseded or
-//! removed. Each of these changes is a record that is replayed, so the memtable shadows the entry.
+//! tombstones are records too. A tombstone is also compared with the levels: GC copies tombstones
+//! without asking the engine, so it may be older than an entry there. An entry of a level may refer
+//! to a segment that GC deleted after the image was made. GC did so because all records of the
+//! segment had been moved, superseded or removed. Each of these changes is a record that is
+//! replayed, so the memtable shadows the entry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
@@ -98,9 +102,10 @@ struct KreonFindings {
     memtable: u32,
     /// Offset of the key's record in the memtable; 0 if there is none.
     record: u32,
-    /// Number of the record's version.
+    /// Seq of the record's version.
     seq: u64,
-    /// Without a record: number of records in the stripe of the key. With a record: its word.
+    /// Without a record: number of records in the key's part of the hash table. With a record: its
+    /// word.
     len_or_word: u64,
     /// Bytes that a removal removes, as far as known.
     removed_bytes: u64,
@@ -205,18 +210,18 @@ impl KreonEngine {
         self.context.memory.budget() / 100 * MEMTABLE_PERCENT
     }
 
-    /// Records the range of `views` at commit `died`, which supersedes a version. The newest commit
-    /// decides: its views include every view that may need a version that an older commit
+    /// Records the range of `views` at commit `end_seq`, which supersedes a version. The newest
+    /// commit decides: its views include every view that may need a version that an older commit
     /// superseded.
-    fn record_view_range(&self, views: &Views, died: Seq) {
+    fn record_view_range(&self, views: &Views, end_seq: Seq) {
         if let (Some(oldest), Some(newest)) = (views.oldest(), views.newest()) {
             let mut last = self.view_range_seq.lock();
-            if died >= *last {
-                *last = died;
+            if end_seq >= *last {
+                *last = end_seq;
                 self.oldest_view.store(oldest.0, Ordering::Release);
                 self.newest_view.store(newest.0, Ordering::Release);
             }
-            self.newest_superseding_seq.fetch_max(died.0, Ordering::AcqRel);
+            self.newest_superseding_seq.fetch_max(end_seq.0, Ordering::AcqRel);
         }
     }
 
@@ -226,20 +231,21 @@ impl KreonEngine {
         !self.context.memory.has_room_without_caches(more)
     }
 
-    /// Returns the version of a memtable's record as an old version that commit `died` superseded.
-    pub(crate) fn old_version_of(&self, version: KreonVersion, died: Seq) -> OldVersion {
+    /// Returns the version of a memtable's record as an old version that commit `end_seq`
+    /// superseded.
+    pub(crate) fn old_version_of(&self, version: KreonVersion, end_seq: Seq) -> OldVersion {
         let address = version.word.address();
         let blob = if version.word.is_blob() { self.blob_ids.lock().remove(&address.bits()) } else { None };
-        version.into_old_version(died, blob)
+        version.into_old_version(end_seq, blob)
     }
 
     /// Removes the pin of a version that is now among the old versions.
-    pub(crate) fn remove_pin(&self, born: Seq) {
+    pub(crate) fn remove_pin(&self, begin_seq: Seq) {
         let mut pins = self.unspilled_pins.lock();
-        if let Some(dieds) = pins.get_mut(&born) {
-            dieds.pop();
-            if dieds.is_empty() {
-                pins.remove(&born);
+        if let Some(end_seqs) = pins.get_mut(&begin_seq) {
+            end_seqs.pop();
+            if end_seqs.is_empty() {
+                pins.remove(&begin_seq);
             }
         }
     }
@@ -248,11 +254,11 @@ impl KreonEngine {
         &self,
         key: &[u8],
         version: KreonVersion,
-        died: Seq,
+        end_seq: Seq,
         views: &Views,
         guard: &Guard,
     ) {
-        let old = self.old_version_of(version, died);
+        let old = self.old_version_of(version, end_seq);
         if views.needs(old.begin_seq, old.end_seq) {
             self.versions.push(key.to_vec(), old);
         } else if !version.word.is_tombstone() {
@@ -260,7 +266,7 @@ impl KreonEngine {
         }
     }
 
-    /// Replays a record; records win by their numbers.
+    /// Replays a record. Of the records of a key, the one with the highest seq wins.
     fn replay_one(&self, record: &ReplayRecord<'_>, guard: &Guard) -> Result<()> {
         let hash = self.hash(record.key);
         if matches!(record.content, RecordContent::Remove) {
@@ -279,7 +285,7 @@ impl KreonEngine {
         let place = active.find(hash, record.key, guard);
         let old = place.map(|place| active.version(place));
         let word = self.word_of(&record.content, record.address, record.span);
-        // Of two copies with the same number, the first one stays.
+        // Of two copies with the same seq, the first one stays.
         if old.is_some_and(|old| old.seq >= record.seq) {
             return Ok(());
         }
@@ -385,7 +391,7 @@ impl EngineCommits for KreonEngine {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
         let active = &self.state(guard).memtables.active;
-        let len = active.stripe_len(hash); // before the lookup (I2 of the key table)
+        let len = active.hash_part_len(hash); // before the lookup (I2 of the key table)
         let place = active.find(hash, op.key, guard);
         let version = place.map(|place| active.version(place));
         let (seq, len_or_word) = version.map_or((0, u64::from(len)), |v| (v.seq.0, v.word.bits()));
@@ -431,12 +437,12 @@ impl EngineCommits for KreonEngine {
             return false;
         }
         if found.record == 0 {
-            // The additional records of the stripe may belong to other keys.
-            return u64::from(active.stripe_len(found.hash)) == found.len_or_word
+            // The additional records of this part of the table may belong to other keys.
+            return u64::from(active.hash_part_len(found.hash)) == found.len_or_word
                 || active.find(found.hash, op.key, guard).is_none();
         }
-        // A lookup concurrent with `apply` may have combined the number of a version with the word
-        // of the previous one.
+        // A lookup concurrent with `apply` may have combined the seq of a version with the word of
+        // the previous one.
         let KreonVersion { word, seq } = active.version(found.record);
         matches!(op.action, Action::Put(_) | Action::Blob(_))
             || (seq.0 == found.seq && word.bits() == found.len_or_word)
@@ -480,9 +486,9 @@ impl EngineCommits for KreonEngine {
     }
 
     fn trim(&self, views: &Views, visible: Seq) {
-        self.unspilled_pins.lock().retain(|born, dieds| {
-            dieds.retain(|died| *died > visible || views.needs(*born, *died));
-            !dieds.is_empty()
+        self.unspilled_pins.lock().retain(|begin_seq, end_seqs| {
+            end_seqs.retain(|end_seq| *end_seq > visible || views.needs(*begin_seq, *end_seq));
+            !end_seqs.is_empty()
         });
         if views.is_empty() {
             let needed = self.newest_superseding_seq.load(Ordering::Acquire);
@@ -511,12 +517,12 @@ impl EngineCheckpoint for KreonEngine {
         self.accounts.freeze();
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let resting = self.image_keys_of(state, guard);
-        let stays = resting.is_some();
-        *self.image_keys.lock() = resting.unwrap_or_default();
+        let image_keys = self.image_keys_of(state, guard);
+        let has_image_keys = image_keys.is_some();
+        *self.image_keys.lock() = image_keys.unwrap_or_default();
         state.memtables.active.clear_sum(memtable::REMOVALS);
         state.memtables.active.clear_sum(memtable::SUPERSEDED_BYTES);
-        if stays || !state.memtables.can_freeze() {
+        if has_image_keys || !state.memtables.can_freeze() {
             return;
         }
         let tiny = self.context.tiny;
@@ -565,12 +571,12 @@ impl EnginePressure for KreonEngine {
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
-        let rests = self.idle_detector.observe(active.newest()) >= IDLE_SAMPLES;
+        let is_idle = self.idle_detector.observe(active.newest()) >= IDLE_SAMPLES;
         let is_worth_it = active.bytes() * 8 > self.memtable_limit()
             || active.sum(memtable::REMOVALS) >= MIN_IDLE_REMOVALS
             || active.sum(memtable::SUPERSEDED_BYTES) >= MIN_IDLE_SUPERSEDED
             || self.level_store.space.is_much_unreclaimed();
-        active.bytes() > self.memtable_limit() || (is_worth_it && rests)
+        active.bytes() > self.memtable_limit() || (is_worth_it && is_idle)
     }
 
     fn pressure_percent(&self) -> u64 {
@@ -621,7 +627,7 @@ impl StoreLogIndex for KreonEngine {
         Ok(self.find_at(Seq::LATEST, key, &epoch::pin())?.map(|shown| shown.address))
     }
 
-    fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, _staged: Option<u64>) -> bool {
+    fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, _blob_id: Option<u64>) -> bool {
         self.repoint(hashed_key.key, from, to, &epoch::pin())
     }
 }
@@ -658,18 +664,18 @@ impl Engine for KreonEngine {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + self.level_store.cache.bytes(),
             pinned_versions: self.versions.count()
-                + self.unspilled_pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
+                + self.unspilled_pins.lock().values().map(|end_seqs| end_seqs.len() as u64).sum::<u64>(),
             ..EngineStats::default()
         }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let ways = self.spill.lock().spill_stats;
+        let stats = self.spill.lock().spill_stats;
         vec![
-            ("ranges spilled", ways.spills.0),
-            ("leaves written by spills", ways.spills.1),
-            ("ranges merged", ways.merges.0),
-            ("leaves written by merges", ways.merges.1),
+            ("ranges spilled", stats.spills.0),
+            ("leaves written by spills", stats.spills.1),
+            ("ranges merged", stats.merges.0),
+            ("leaves written by merges", stats.merges.1),
             ("pages read", self.level_store.cache.pages_read()),
             ("reads avoided by filters", self.level_store.filters.reads_saved()),
             ("reads avoided by fingerprints", self.level_store.cache.reads_saved()),

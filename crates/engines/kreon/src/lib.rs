@@ -1,8 +1,8 @@
 //! # Kreon engine: a full index per level over a value log
 //!
-//! Values stay in the store log, where only GC moves them. Each level is a full index over them. A
-//! *spill* inserts entries into the leaves of the next level instead of merging whole levels
-//! (Kreon, SoCC'18; only its abstract was available). The README lists the differences.
+//! Values stay in the store log, where only GC moves them. Each level is a full index over them;
+//! leaves have copies of small values. A *spill* inserts entries into the leaves of the next level
+//! instead of merging whole levels (Kreon, SoCC'18; only its abstract was available; see README).
 //!
 //! ```text
 //!  put ─> store log ─> active memtable ── freeze ──> frozen memtable ── spill ──> L1 ──> L2 ...
@@ -16,18 +16,18 @@
 //! ## Invariants
 //!
 //! 1. The newest version of a key is in the first of active, frozen, L1, L2, ... that contains the
-//!    key. A put does not look up lower versions: a spill finds and accounts for them.
+//!    key. Spills account for lower versions. A put looks one up only to count it for a view.
 //! 2. The record of the newest version exists. A superseded entry of a level may point at a deleted
-//!    segment. The *stamp* of its leaf reveals that: no segment up to then had a higher number.
-//! 3. A version that a view needs is in the first source that contains it or among the old
-//!    versions, and its record exists.
+//!    segment. The *stamp* of its leaf (opening, next segment id) reveals that: `level_store.rs`.
+//! 3. A view finds its version in the first source with an entry that is old enough, or among the
+//!    old versions. The record of that version exists.
 //! 4. A state (memtables and roots) is published as a whole.
 //! 5. A page of an image is not written again while a slot of ROOT may refer to the image.
 //!
 //! ## Crash
 //!
-//! An image contains the roots. Replay of the store log from the checkpoint's position fills a
-//! memtable, which shadows the levels. Of the records of a key, the one with the highest seq wins.
+//! An image contains the roots. Replay of the log from the checkpoint fills a memtable, which
+//! shadows the levels. The highest seq of a key wins; a tombstone is also compared with the levels.
 
 mod check;
 mod engine;
@@ -53,9 +53,10 @@ use sheaf_log::types::KeyspaceId;
 ///
 /// A put costs a lookup in a hash table, a frame in the log, and for a new key an entry in the
 /// sorted tree. Until the memtable is spilled, a key takes about 90 bytes of memory plus its own
-/// length. A get costs the lookups in the memtables, one descent per level, and one record. If
-/// memory holds a quarter of the bytes of all leaves, a get reads the device only once, for the
-/// record (`tree/node/fingerprints.rs`).
+/// length. A get costs the lookups in the memtables, one descent per level, and one record, unless
+/// the leaf has a copy of the value. If memory holds a quarter of the bytes of all leaves, a get
+/// that needs a record usually reads the device only once, for the record
+/// (`tree/node/fingerprints.rs`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kreon;
 

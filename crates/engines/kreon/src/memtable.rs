@@ -1,8 +1,9 @@
-//! # Memtable: L0, a tree in memory over addresses in the log
+//! # Memtable: L0, a hash table and an ordered tree in memory
 //!
-//! Keys are in memory (`KeyTable` of `sheaf_engine::memtable`), values are in the log. The word of
-//! a record contains the address of the newest entry of its key. One memtable takes commits; the
-//! previous one may be frozen while it is spilled into the levels.
+//! Keys are in memory (`KeyTable` of `sheaf_engine::memtable`), values are in the log. The table
+//! has one record per key. The word of the record contains the address of the key's newest version
+//! in the log, or marks a tombstone. One memtable takes commits; the previous one may be frozen
+//! while it is spilled into the levels.
 //!
 //! ```text
 //!  word:  flags 4 | span / 8: 20 | address 40
@@ -189,10 +190,10 @@ impl KreonMemtable {
         (KEY_OVERHEAD + key.len()) as u64
     }
 
-    /// Returns the number of records in the stripe of `hash`. A later lookup by the same thread
-    /// finds at least these records.
+    /// Returns the number of records in the part of the hash table that has `hash`. A later lookup
+    /// by the same thread finds at least these records.
     #[inline]
-    pub(crate) fn stripe_len(&self, hash: u64) -> u32 {
+    pub(crate) fn hash_part_len(&self, hash: u64) -> u32 {
         self.table.stripe_len(hash)
     }
 

@@ -8,7 +8,7 @@
 //!
 //! 1. The image keys are everything that the keyspace has at the freeze: all levels and the frozen
 //!    memtable are empty. So tombstones need not be stored.
-//! 2. No value is a blob, because an image lists blobs only by number.
+//! 2. No value is a blob, because an image lists blobs only by their ids.
 //!
 //! ## Crash
 //!
@@ -60,23 +60,24 @@ impl KreonEngine {
         active.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
         let all = places.iter().map(|place| (active.key(*place), active.version(*place)));
         let values = all.filter(|(_, version)| !version.word.is_tombstone());
-        let resting: Vec<ImageKey> =
+        let image_keys: Vec<ImageKey> =
             values.map(|(key, version)| ImageKey { key: key.to_vec(), version }).collect();
-        let bytes: usize = resting.iter().map(|resting| resting.key.len()).sum();
-        let is_plain = |resting: &ImageKey| {
-            !resting.version.word.is_blob() && !resting.version.word.is_lower_unaccounted()
+        let bytes: usize = image_keys.iter().map(|image_key| image_key.key.len()).sum();
+        let is_plain = |image_key: &ImageKey| {
+            !image_key.version.word.is_blob() && !image_key.version.word.is_lower_unaccounted()
         };
-        (bytes <= MAX_IMAGE_KEY_BYTES && resting.iter().all(is_plain)).then_some(resting) // (I2)
+        // (I2)
+        (bytes <= MAX_IMAGE_KEY_BYTES && image_keys.iter().all(is_plain)).then_some(image_keys)
     }
 }
 
-pub(crate) fn save(resting: &[ImageKey], levels: &[Level], out: &mut dyn ImageSink) -> Result<()> {
+pub(crate) fn save(image_keys: &[ImageKey], levels: &[Level], out: &mut dyn ImageSink) -> Result<()> {
     assert!(
-        resting.is_empty() || last_nonempty_level(levels).is_none(),
+        image_keys.is_empty() || last_nonempty_level(levels).is_none(),
         "image_keys (I1): an image with keys has no entry in a level"
     );
-    out.put(&encode_count(resting))?;
-    resting.iter().try_for_each(|ImageKey { key, version }| {
+    out.put(&encode_count(image_keys))?;
+    image_keys.iter().try_for_each(|ImageKey { key, version }| {
         assert!(!version.word.is_blob(), "image_keys (I2): no value is a blob");
         out.put(&version.word.bits().to_le_bytes())?;
         out.put(&version.seq.0.to_le_bytes())?;
@@ -89,13 +90,17 @@ pub(crate) fn save(resting: &[ImageKey], levels: &[Level], out: &mut dyn ImageSi
 pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<()> {
     let count = read_u32(image)?;
     if u64::from(count) > MAX_IMAGE_KEYS {
-        return Err(image.invalid_field("resting keys", (..=MAX_IMAGE_KEYS).into(), u64::from(count)));
+        return Err(image.invalid_field("image keys", (..=MAX_IMAGE_KEYS).into(), u64::from(count)));
     }
     let mut before: Option<Vec<u8>> = None;
     for index in 0..count {
         let (bits, seq, len) = (read_u64(image)?, read_u64(image)?, read_u32(image)?);
         let Some(word) = RecordWord::from_image(bits) else {
-            return Err(image.invalid_field("word", "an address, a blob or a tombstone".into(), bits));
+            return Err(image.invalid_field(
+                "word",
+                "the address and span of a value in the log".into(),
+                bits,
+            ));
         };
         let seq = image.seq(seq)?;
         if len as usize > MAX_KEY {

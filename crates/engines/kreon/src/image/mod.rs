@@ -5,13 +5,14 @@
 //!  levels 1               | exists 1, height 1, page 4, crc32c 4, pages 2, fill 2, entries 4 ...
 //!  words 4                | bits of 64 pages: those that the levels use 8 ...
 //!  slots with entries 4   | slot 4, bytes of records for which the levels' entries account 8 ...
-//!  blobs 8                | number 8 ...
+//!  blobs 8                | id 8 ...
 //!  incarnation 8 | reused slots 4 | slot 4, incarnation 8 ...
-//!  image keys 4           | word 8, number 8, bytes of the key 4, key ...
+//!  image keys 4           | word 8, seq 8, bytes of the key 4, key ...
 //! ```
 //!
-//! All numbers are little-endian. `image_keys.rs` describes the image keys. The levels may be newer
-//! than the position of the checkpoint: replay then finds records that the levels already contain.
+//! Each field is given with its length in bytes; all numbers are little-endian. `image_keys.rs`
+//! describes the image keys. The levels may be newer than the position of the checkpoint: replay
+//! then finds records that the levels already contain.
 
 pub(crate) mod image_keys;
 mod levels;
@@ -58,12 +59,12 @@ pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> 
         let blobs: Vec<u64> = frozen.filter(|blob| !pinned.contains(blob)).collect();
         out.put(&(blobs.len() as u64).to_le_bytes())?;
         blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))?;
-        let lives = engine.level_store.incarnations();
-        out.put(&lives.current.to_le_bytes())?;
-        out.put(&u32::try_from(lives.reused_slots.len()).unwrap_or(u32::MAX).to_le_bytes())?;
-        lives.reused_slots.iter().try_for_each(|(slot, life)| {
+        let incarnations = engine.level_store.incarnations();
+        out.put(&incarnations.current.to_le_bytes())?;
+        out.put(&u32::try_from(incarnations.reused_slots.len()).unwrap_or(u32::MAX).to_le_bytes())?;
+        incarnations.reused_slots.iter().try_for_each(|(slot, incarnation)| {
             out.put(&slot.to_le_bytes())?;
-            out.put(&life.to_le_bytes())
+            out.put(&incarnation.to_le_bytes())
         })?;
         image_keys::save(&engine.image_keys.lock(), levels, out)
     })
@@ -134,8 +135,8 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
         let id = read_u64(image)?;
         engine.accounts.add_blob(id, Address::NONE); // the leaf contains the address
     }
-    let lives = read_incarnations(engine, image)?;
-    let _ = engine.level_store.incarnations.set(lives); // an engine is restored only once
+    let incarnations = read_incarnations(engine, image)?;
+    let _ = engine.level_store.incarnations.set(incarnations); // an engine is restored only once
     engine.level_store.space.restore(end, used)?;
     engine.restore_levels(levels, &counts);
     image_keys::restore(engine, image)
@@ -148,27 +149,27 @@ fn read_incarnations(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resul
     if before == 0 || before >= MAX_INCARNATIONS {
         return Err(image.invalid_field("incarnation", (1..MAX_INCARNATIONS).into(), before));
     }
-    let mut lives = SlotIncarnations { current: before + 1, ..SlotIncarnations::default() };
+    let mut incarnations = SlotIncarnations { current: before + 1, ..SlotIncarnations::default() };
     for _ in 0..read_u32(image)? {
-        let (slot, life) = (read_u32(image)?, read_u64(image)?);
+        let (slot, incarnation) = (read_u32(image)?, read_u64(image)?);
         if slot as usize >= SLOT_COUNT {
             let expected = 0..SLOT_COUNT as u64;
-            return Err(image.invalid_field("renewed slot", expected.into(), u64::from(slot)));
+            return Err(image.invalid_field("reused slot", expected.into(), u64::from(slot)));
         }
-        if life > before {
-            return Err(image.invalid_field("incarnation of a slot", (..=before).into(), life));
+        if incarnation > before {
+            return Err(image.invalid_field("incarnation of a slot", (..=before).into(), incarnation));
         }
         if image.slot_of(slot) == Some(slot) {
-            lives.reused_slots.insert(slot, life);
+            incarnations.reused_slots.insert(slot, incarnation);
         }
     }
     let (segments, guard) = (&engine.context.segments, &epoch::pin());
     for slot in 0..segments.used_slots() {
         if segments.at(slot, guard).is_some() && image.slot_of(slot) != Some(slot) {
-            lives.reused_slots.insert(slot, lives.current);
+            incarnations.reused_slots.insert(slot, incarnations.current);
         }
     }
-    Ok(lives)
+    Ok(incarnations)
 }
 
 fn read_level(image: &mut dyn ImageSource, end: u32) -> Result<Level> {

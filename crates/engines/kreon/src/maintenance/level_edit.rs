@@ -57,10 +57,10 @@ pub(crate) struct NewNode {
     pub(crate) filter: Option<LeafFilter>,
 }
 
-/// Decides the fate of entries when a batch is merged with a level.
+/// Decides which entries stay when a batch is merged with a level.
 pub(crate) trait MergeResolver {
-    /// Merges `new` with the level's `old` entry, which is given with the stamp and the newest
-    /// number of its leaf. Returns the entry that stays, if any.
+    /// Merges `new` with the level's `old` entry, which is given with the stamp of its leaf and an
+    /// upper bound of the seqs in it. Returns the entry that stays, if any.
     fn resolve(
         &mut self,
         new: &LeafPair<'_>,

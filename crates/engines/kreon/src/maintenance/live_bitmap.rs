@@ -75,7 +75,7 @@ impl RecordLocation {
 enum BitmapProgress {
     /// Correct for all keys.
     Complete,
-    /// Not used since the opening.
+    /// Not used since the opening or the last reset.
     NotStarted,
     /// Too large, or a leaf is unreadable: leaves are read.
     Disabled,
@@ -103,9 +103,9 @@ struct LiveBitmapState {
 impl LiveBitmapState {
     /// Returns a word of the bits of the record's segment, if there are any.
     #[inline]
-    fn word_of(&mut self, spot: &RecordLocation, word: usize) -> Option<&mut u64> {
-        let bits = self.by_slot.get_mut(spot.address.slot() as usize)?.as_mut()?;
-        (bits.segment == spot.segment).then(|| bits.words.get_mut(word))?
+    fn word_of(&mut self, location: &RecordLocation, word: usize) -> Option<&mut u64> {
+        let bits = self.by_slot.get_mut(location.address.slot() as usize)?.as_mut()?;
+        (bits.segment == location.segment).then(|| bits.words.get_mut(word))?
     }
 }
 
@@ -130,24 +130,24 @@ impl LiveBitmap {
         LiveBitmap { context, inner: Mutex::new(inner), lookups_saved: AtomicU64::new(0) }
     }
 
-    /// Whether the last level points at the record at `spot`; `None` if that is not known.
-    pub(crate) fn is_referenced(&self, spot: &RecordLocation) -> Option<bool> {
-        let known = self.is_referenced_uncounted(spot);
+    /// Whether the last level points at the record at `location`; `None` if that is not known.
+    pub(crate) fn is_referenced(&self, location: &RecordLocation) -> Option<bool> {
+        let known = self.is_referenced_uncounted(location);
         self.lookups_saved.fetch_add(u64::from(known.is_some()), Ordering::Relaxed);
         known
     }
 
     /// Like [`LiveBitmap::is_referenced`], without counting a saved lookup.
-    pub(crate) fn is_referenced_uncounted(&self, spot: &RecordLocation) -> Option<bool> {
+    pub(crate) fn is_referenced_uncounted(&self, location: &RecordLocation) -> Option<bool> {
         let mut inner = self.inner.lock();
         if inner.progress == BitmapProgress::NotStarted {
             inner.progress = BitmapProgress::CompleteBelow(Vec::new());
         }
-        if inner.progress != BitmapProgress::Complete || self.refine_granule(&mut inner, spot.span) {
+        if inner.progress != BitmapProgress::Complete || self.refine_granule(&mut inner, location.span) {
             return None;
         }
-        let (word, bit) = bit_position(spot.address, inner.granule_bytes);
-        Some(inner.word_of(spot, word).is_some_and(|word| *word & bit != 0))
+        let (word, bit) = bit_position(location.address, inner.granule_bytes);
+        Some(inner.word_of(location, word).is_some_and(|word| *word & bit != 0))
     }
 
     /// Returns the number of lookups in leaves that were saved since the opening.
@@ -164,9 +164,9 @@ impl LiveBitmap {
     }
 
     /// Adds records that a scan of the last level has found up to `key`, or up to the end.
-    pub(crate) fn add_scanned(&self, spots: &[RecordLocation], key: Option<Vec<u8>>, guard: &Guard) {
+    pub(crate) fn add_scanned(&self, locations: &[RecordLocation], key: Option<Vec<u8>>, guard: &Guard) {
         let mut inner = self.inner.lock();
-        let is_anew = self.update_locked(&mut inner, &[], spots, guard);
+        let is_anew = self.update_locked(&mut inner, &[], locations, guard);
         if !is_anew && let BitmapProgress::CompleteBelow(_) = &inner.progress {
             inner.progress = key.map_or(BitmapProgress::Complete, BitmapProgress::CompleteBelow);
         }
@@ -189,7 +189,7 @@ impl LiveBitmap {
         if matches!(inner.progress, BitmapProgress::NotStarted | BitmapProgress::Disabled) {
             return false;
         }
-        let least = set.iter().map(|spot| spot.span).min();
+        let least = set.iter().map(|location| location.span).min();
         let is_anew = least.is_some_and(|least| self.refine_granule(inner, least));
         let place = inner.granule_bytes;
         for at in cleared {
@@ -213,7 +213,8 @@ impl LiveBitmap {
         is_anew
     }
 
-    /// Disables the bitmap until the next opening, so that leaves are read.
+    /// Disables the bitmap, so that leaves are read, until the next opening or until another level
+    /// becomes the last one ([`LiveBitmap::reset`]).
     pub(crate) fn disable(&self) {
         self.restart(&mut self.inner.lock(), BitmapProgress::Disabled);
     }

@@ -1,4 +1,4 @@
-//! # Merge accounting: decides the fate of entries when a batch is merged into a level
+//! # Merge accounting: old entries of the keys of a batch that is merged into a level
 //!
 //! For each key, the old entry is dead, retained for a view, or not accounted any more (`spill.rs`
 //! has the rules). The accounts change after the step was published.
@@ -29,7 +29,7 @@ pub(crate) struct MergeAccounting<'a> {
     guard: &'a Guard,
     is_last: bool,
     /// Segments of the batch's entries, by slot. `None` if the batch is from a memtable, so that
-    /// `max_seq` is the exact number.
+    /// `max_seq` is the exact seq.
     sources: Option<&'a SourceSegments<'a>>,
     /// Change of the bytes for which the levels account, by slot.
     live_bytes_delta: HashMap<u32, i64>,
@@ -51,7 +51,7 @@ impl MergeAccounting<'_> {
         }
     }
 
-    /// Returns the number of a new entry.
+    /// Returns the seq of a new entry.
     fn seq_of(&self, new: &LeafPair<'_>) -> Result<Seq> {
         if new.entry.is_tombstone() {
             return Ok(new.entry.tombstone_seq());
@@ -102,12 +102,12 @@ impl MergeAccounting<'_> {
         if !self.views.may_need_before(new.max_seq) {
             return Ok(false);
         }
-        let died = self.seq_of(new)?;
-        if !self.views.may_need_before(died) {
+        let end_seq = self.seq_of(new)?;
+        if !self.views.may_need_before(end_seq) {
             return Ok(false);
         }
-        let may_need = |born, died| self.views.may_need(born, died);
-        let born = match there {
+        let may_need = |begin_seq, end_seq| self.views.may_need(begin_seq, end_seq);
+        let begin_seq = match there {
             Some(there) => record_seq(there, old.address())?,
             None => old.tombstone_seq(),
         };
@@ -116,7 +116,7 @@ impl MergeAccounting<'_> {
             true => (Address::NONE, 0),
             false => (old.address(), u32::try_from(old.span()).unwrap_or(u32::MAX)),
         };
-        let old = OldVersion { address, span, begin_seq: born, end_seq: died, blob };
+        let old = OldVersion { address, span, begin_seq, end_seq, blob };
         Ok(self.engine.retain_if_needed(&mut self.engine.candidates.lock(), new.key, old, may_need))
     }
 }
@@ -142,8 +142,8 @@ impl MergeResolver for MergeAccounting<'_> {
             let is_lost = old.is_blob() && !(new.entry.is_blob() && new.entry.blob_id == old.blob_id);
             // If a view needs the version, its record was copied, and the copy is among the old
             // versions, which account for the blob.
-            let names = || self.engine.versions.names(&new.key.to_vec(), old.blob_id);
-            if is_gone && !is_below && is_lost && !names() {
+            let refers_to_blob = || self.engine.versions.names(&new.key.to_vec(), old.blob_id);
+            if is_gone && !is_below && is_lost && !refers_to_blob() {
                 self.dead_blobs.push((new.max_seq, old.blob_id));
             }
             if let Some(there) = there.filter(|_| self.is_last) {
@@ -232,9 +232,9 @@ impl KreonEngine {
         for (address, span) in merge_accounting.dead_records {
             self.accounts.count_live(address, -i64::try_from(span).unwrap_or(0), guard);
         }
-        for (died, blob) in merge_accounting.dead_blobs {
+        for (end_seq, blob) in merge_accounting.dead_blobs {
             if self.accounts.remove_blob(blob) {
-                self.context.retire_blob(died, blob);
+                self.context.retire_blob(end_seq, blob);
             }
         }
     }

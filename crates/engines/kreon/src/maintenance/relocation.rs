@@ -1,10 +1,11 @@
 //! # Relocation: moves of records by GC, and superseded versions that views may need
 //!
 //! GC asks whether a record is needed (`liveness`), copies it, and repoints the key to the copy
-//! (`relocate`). It holds the stripe of the key then, so that step must not read from the disk. So
-//! each positive answer is stored as a *candidate*. Relocation adds an entry for the copy to the
-//! active memtable. It shadows the level's entry of the same version. A spill with a newer version
-//! of the key removes the candidate.
+//! (`relocate`). `relocate` runs under the stripe of the key, so it must not read from the disk. So
+//! `liveness` stores the facts about a needed record as a *candidate*, unless the record is among
+//! the old versions. If the newest version of a key is below the active memtable, `relocate` adds
+//! an entry for the copy, with the same seq, to that memtable. It shadows the entry below. A spill
+//! with a newer version of the key removes the candidate for the newest record.
 //!
 //! ## Invariants
 //!
@@ -82,10 +83,10 @@ pub(crate) struct NewestRecord {
 }
 
 impl NewestRecord {
-    /// Returns the record as an old version that commit `died` superseded.
-    fn into_old_version(self, died: Seq) -> OldVersion {
+    /// Returns the record as an old version that commit `end_seq` superseded.
+    fn into_old_version(self, end_seq: Seq) -> OldVersion {
         let span = u32::try_from(self.span).unwrap_or(u32::MAX);
-        OldVersion { address: self.address, span, begin_seq: self.seq, end_seq: died, blob: self.blob }
+        OldVersion { address: self.address, span, begin_seq: self.seq, end_seq, blob: self.blob }
     }
 }
 
@@ -112,13 +113,13 @@ impl KreonEngine {
             && let Some(last) = state.levels.get(upper)
         {
             let (frame, segment) = self.context.segments.frame_unchecked(address, guard)?;
-            let spot = RecordLocation::new(address, frame.span(), segment);
-            if let Some(is_named) = self.live_bitmap.is_referenced(&spot) {
+            let location = RecordLocation::new(address, frame.span(), segment);
+            if let Some(is_referenced) = self.live_bitmap.is_referenced(&location) {
                 debug_assert!(
-                    self.is_bitmap_consistent(hash, key, &spot, guard),
+                    self.is_bitmap_consistent(hash, key, &location, guard),
                     "live_bitmap (I1): the bit of a record agrees with the last level"
                 );
-                return Ok(is_named.then_some(None));
+                return Ok(is_referenced.then_some(None));
             }
             first = self.level_store.find(last, hash, key, guard)?.map(FoundVersion::Level);
         }
@@ -131,18 +132,18 @@ impl KreonEngine {
 
     /// Whether the last level agrees with the bitmap. Returns true if that cannot be checked,
     /// because a step is in progress or a leaf is unreadable.
-    fn is_bitmap_consistent(&self, hash: u64, key: &[u8], spot: &RecordLocation, guard: &Guard) -> bool {
+    fn is_bitmap_consistent(&self, hash: u64, key: &[u8], location: &RecordLocation, guard: &Guard) -> bool {
         let Some(_spill) = self.spill.try_lock() else { return true };
         let state = self.state(guard);
         let Some(level) = state.last_nonempty_level() else { return true };
-        let Some(is_named) = self.live_bitmap.is_referenced_uncounted(spot) else { return true };
+        let Some(is_referenced) = self.live_bitmap.is_referenced_uncounted(location) else { return true };
         let Ok(seen) = self.level_store.find(&state.levels[level], hash, key, guard) else { return true };
         let says = |seen: LevelEntry<'_>| {
-            let address = spot.address();
+            let address = location.address();
             let there = self.level_store.segment_of(address, seen.stamp, guard);
             seen.entry.address() == address && !seen.entry.is_tombstone() && there.is_some()
         };
-        is_named == seen.is_some_and(says)
+        is_referenced == seen.is_some_and(says)
     }
 
     /// Returns whether the record at `address` is needed, and adds a candidate if it is.
@@ -180,16 +181,16 @@ impl KreonEngine {
             other => other.address() == Some(address),
         };
         let Some(place) = sources.iter().position(is_it) else { return Ok(Liveness::Dead) };
-        let died = match sources.get(place.wrapping_sub(1)) {
+        let end_seq = match sources.get(place.wrapping_sub(1)) {
             Some(FoundVersion::Memtable(version, _)) => version.seq,
             Some(FoundVersion::Level(seen)) => self.seq_of(seen, guard)?.unwrap_or(seen.max_seq),
             None => return Ok(Liveness::Dead),
         };
         let head = self.newest_record_at(address, guard)?;
-        if !self.may_view_need(head.seq, died) {
+        if !self.may_view_need(head.seq, end_seq) {
             return Ok(Liveness::Dead);
         }
-        self.candidates.lock().old_versions.insert(address.bits(), head.into_old_version(died));
+        self.candidates.lock().old_versions.insert(address.bits(), head.into_old_version(end_seq));
         Ok(Liveness::Pinned)
     }
 
@@ -230,7 +231,7 @@ impl KreonEngine {
     /// if some were superseded after `views` was copied.
     pub(crate) fn drop_unneeded_versions(&self, views: &Views, guard: &Guard) -> bool {
         let mut candidates = self.candidates.lock();
-        let known = |(_, died): &mut (Vec<u8>, Seq)| *died <= views.as_of();
+        let known = |(_, end_seq): &mut (Vec<u8>, Seq)| *end_seq <= views.as_of();
         for (key, _) in candidates.unconfirmed.extract_if(.., known) {
             for old in self.versions.trim_at(&key, views, views.as_of()) {
                 self.accounts.free_version(&old, guard);
@@ -239,11 +240,13 @@ impl KreonEngine {
         candidates.unconfirmed.is_empty()
     }
 
-    /// Whether a view may need a version that existed from commit `born` to commit `died`.
-    fn may_view_need(&self, born: Seq, died: Seq) -> bool {
+    /// Whether a view may need a version that existed from commit `begin_seq` to commit `end_seq`.
+    fn may_view_need(&self, begin_seq: Seq, end_seq: Seq) -> bool {
         let (oldest, newest) =
             (self.oldest_view.load(Ordering::Acquire), self.newest_view.load(Ordering::Acquire));
-        self.newest_superseding_seq.load(Ordering::Acquire) != 0 && born.0 <= newest && oldest < died.0
+        self.newest_superseding_seq.load(Ordering::Acquire) != 0
+            && begin_seq.0 <= newest
+            && oldest < end_seq.0
     }
 
     /// Repoints `key` from the record at `from` to its copy at `to`. The caller holds the stripe of
@@ -272,9 +275,10 @@ impl KreonEngine {
         let is_frozen = frozen.is_some_and(|(_, version)| version.word.points_at(from));
         // The version that superseded the record.
         let newer = frozen.filter(|_| !is_frozen).or(active).map(|(_, version)| version.seq);
-        // A put does not look up the version that it supersedes below its memtable, but a view may
-        // need that version.
-        let is_seen_to = |number| {
+        // Whether the commit or spill that supersedes a record of this memtable accounts for it. A
+        // put does not account for the version that it supersedes below its memtable, but a view
+        // may need that version.
+        let accounts_itself = |number| {
             let is_in_frozen = state.memtables.frozen().is_some_and(|frozen| frozen.number == number);
             number == state.memtables.active.number || (is_in_frozen && !is_frozen)
         };
@@ -295,8 +299,8 @@ impl KreonEngine {
                 );
                 return true;
             }
-            (Some(head), Some(died)) if !head.memtable.is_some_and(is_seen_to) => {
-                old.or(Some(head.into_old_version(died)))
+            (Some(head), Some(end_seq)) if !head.memtable.is_some_and(accounts_itself) => {
+                old.or(Some(head.into_old_version(end_seq)))
             }
             _ => old,
         };
@@ -305,7 +309,7 @@ impl KreonEngine {
         }
         match old {
             Some(old) => {
-                let may_need = |born, died| self.may_view_need(born, died);
+                let may_need = |begin_seq, end_seq| self.may_view_need(begin_seq, end_seq);
                 self.retain_if_needed(&mut candidates, key, OldVersion { address: to, ..old }, may_need)
             }
             None => false,
@@ -314,9 +318,9 @@ impl KreonEngine {
 
     fn move_blob_id(&self, is_blob: bool, from: Address, to: Address) {
         if is_blob {
-            let mut staged = self.blob_ids.lock();
-            if let Some(blob) = staged.remove(&from.bits()) {
-                staged.insert(to.bits(), blob);
+            let mut blob_ids = self.blob_ids.lock();
+            if let Some(blob) = blob_ids.remove(&from.bits()) {
+                blob_ids.insert(to.bits(), blob);
             }
         }
     }

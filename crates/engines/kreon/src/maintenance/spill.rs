@@ -2,16 +2,17 @@
 //!
 //! Each step inserts a batch of sorted entries into the leaves of a range and is published as a
 //! whole. The old leaves are read ahead in the order of the file, and the new ones are written
-//! contiguously. A level pushes ranges of leaves down, in circular key order, if it exceeds its
-//! capacity or shadows more than a [`MAX_SHADOWED_DIVISOR`]th of the last level.
+//! contiguously. A level pushes ranges of leaves down, in circular key order, in three cases: it
+//! exceeds its capacity, it shadows more than a [`MAX_SHADOWED_DIVISOR`]th of the last level, or it
+//! contains many tombstones ([`MAX_REMOVALS_DIVISOR`], [`MIN_IDLE_LEVEL_REMOVALS`]).
 //!
 //! ## Accounts
 //!
 //! Each segment has an account of its live bytes. An entry of a level counts the bytes of its
-//! record there until a spill merges a newer entry of the key with it. If GC copies a record, it
-//! accounts for the old one, and the entry of the copy gets the flag [`LOWER_UNACCOUNTED`]: a spill
-//! must not account for the old one again. An entry that replaces it in a memtable keeps the flag.
-//! The account of a deleted segment is deleted too.
+//! record there until a spill merges a newer entry of the key with it. If GC copies a record, GC
+//! subtracts the bytes of the old record. The entry of the copy gets the flag
+//! [`LOWER_UNACCOUNTED`], so that a spill does not subtract them again. An entry that replaces it
+//! in a memtable keeps the flag. The account of a deleted segment is deleted too.
 //!
 //! ## Crash
 //!
@@ -57,7 +58,7 @@ const LEAF_BYTES: u64 = 3 * PAGE as u64;
 const MIN_STEP_ENTRIES: usize = 2 << 10;
 /// Leaves of a step with the smallest budget.
 const MIN_STEP_LEAVES: usize = 32;
-/// Entries that a step examines, for each entry that the previous step had leaves for.
+/// Maximum ratio of the entries that a step examines to those that the previous step could move.
 const LOOKAHEAD_FACTOR: usize = 4;
 /// Sizes of a step in tiny geometry.
 const TINY_ENTRIES: usize = 24;
@@ -116,11 +117,11 @@ struct ShadowSample {
 }
 
 impl ShadowSample {
-    fn record(&mut self, is_hiding: bool) {
+    fn record(&mut self, is_shadowing: bool) {
         if self.sampled == SAMPLE_WINDOW {
             (self.sampled, self.shadowing) = (self.sampled / 2, self.shadowing / 2);
         }
-        (self.sampled, self.shadowing) = (self.sampled + 1, self.shadowing + u64::from(is_hiding));
+        (self.sampled, self.shadowing) = (self.sampled + 1, self.shadowing + u64::from(is_shadowing));
     }
 
     /// Returns the number of entries that an upper level may have.
@@ -138,9 +139,9 @@ impl SpillState {
     }
 
     /// Whether `level`, of `count` entries, has so many removals that it must push down.
-    fn has_many_removals(&self, level: usize, count: u64, rests: bool) -> bool {
+    fn has_many_removals(&self, level: usize, count: u64, is_idle: bool) -> bool {
         let removals = self.removals.get(level).copied().unwrap_or(0).min(count);
-        removals * MAX_REMOVALS_DIVISOR > count || (rests && removals >= MIN_IDLE_LEVEL_REMOVALS)
+        removals * MAX_REMOVALS_DIVISOR > count || (is_idle && removals >= MIN_IDLE_LEVEL_REMOVALS)
     }
 
     pub(crate) fn add_live_bytes(&mut self, engine: &KreonEngine, slot: u32, bytes: i64, guard: &Guard) {
@@ -219,12 +220,12 @@ impl KreonEngine {
             return Ok(true);
         }
         let most = spill.shadowing.max_upper_entries(state);
-        let rests = self.idle_detector.idle_count() >= IDLE_SAMPLES;
+        let is_idle = self.idle_detector.idle_count() >= IDLE_SAMPLES;
         let over = |(level, at): &(usize, &Level)| {
             let is_upper = Some(*level) < state.last_nonempty_level();
             at.count() > self.level_capacity(*level)
                 || (is_upper && at.count() > most)
-                || (is_upper && spill.has_many_removals(*level, at.count(), rests))
+                || (is_upper && spill.has_many_removals(*level, at.count(), is_idle))
         };
         if let Some((level, _)) = state.levels.iter().enumerate().find(over) {
             self.push_down(&mut spill, state, level, views, guard)?;
@@ -263,14 +264,14 @@ impl KreonEngine {
         spill.last_step_entries = count;
         self.sample_shadowing(spill, state, &keys[..count], guard);
         let mut merge_accounting = self.merge_accounting(views, state.levels.iter().skip(1), None, guard);
-        let going = self.collect_batch(
+        let batch = self.collect_batch(
             frozen,
             (&places, &keys, count),
             &state.memtables.active,
             &mut merge_accounting,
             guard,
         );
-        let pairs = going.pairs();
+        let pairs = batch.pairs();
         let (removals, is_last) = (count_removals(&pairs), merge_accounting.is_last_level());
         let stamp = self.level_store.stamp(guard);
         let mut change = LevelEdit::new(&self.level_store, guard, stamp, &mut merge_accounting);
@@ -296,8 +297,8 @@ impl KreonEngine {
         } else if let Some(key) = keys.get(count.wrapping_sub(1)) {
             spill.spilled_up_to = Some((frozen.number, key.to_vec()));
         }
-        if !going.blob_records.is_empty() {
-            self.blob_ids.lock().retain(|address, _| !going.blob_records.contains(address));
+        if !batch.blob_records.is_empty() {
+            self.blob_ids.lock().retain(|address, _| !batch.blob_records.contains(address));
         }
         self.account_published(spill, merge_accounting, guard);
         Ok(())
@@ -322,7 +323,7 @@ impl KreonEngine {
         merge_accounting: &mut MergeAccounting<'_>,
         guard: &Guard,
     ) -> SpillBatch<'k> {
-        let mut going = SpillBatch { entries: Vec::with_capacity(count), ..SpillBatch::default() };
+        let mut batch = SpillBatch { entries: Vec::with_capacity(count), ..SpillBatch::default() };
         for (number, (place, key)) in places.iter().zip(keys).take(count).enumerate() {
             if let Some((place, key)) =
                 places.get(number + PREFETCHED_RECORDS).zip(keys.get(number + PREFETCHED_RECORDS))
@@ -338,19 +339,19 @@ impl KreonEngine {
                     key,
                     version,
                     active.version(newer),
-                    &mut going.blob_records,
+                    &mut batch.blob_records,
                 );
                 continue;
             }
-            let mut entry = self.entry_of(version, fingerprint_of(hash), &mut going.blob_records);
+            let mut entry = self.entry_of(version, fingerprint_of(hash), &mut batch.blob_records);
             self.candidates.lock().note_superseded(key, version);
-            let start = going.values.len();
-            if self.copy_inline_value(key, version, guard, &mut going.values) {
+            let start = batch.values.len();
+            if self.copy_inline_value(key, version, guard, &mut batch.values) {
                 entry = entry.with_flags(entry.flags | INLINE);
             }
-            going.entries.push((key, entry, version.seq, start..going.values.len()));
+            batch.entries.push((key, entry, version.seq, start..batch.values.len()));
         }
-        going
+        batch
     }
 
     /// Accounts for a version of the frozen memtable that the active one supersedes.
@@ -360,23 +361,23 @@ impl KreonEngine {
         key: &[u8],
         version: KreonVersion,
         newer: KreonVersion,
-        staged: &mut Vec<u64>,
+        blob_records: &mut Vec<u64>,
     ) {
-        let (word, born, died) = (version.word, version.seq, newer.seq);
-        if newer.word.is_lower_unaccounted() || born == died {
+        let (word, begin_seq, end_seq) = (version.word, version.seq, newer.seq);
+        if newer.word.is_lower_unaccounted() || begin_seq == end_seq {
             return; // GC has moved it: already accounted
         }
         let blob = self.blob_ids.lock().get(&word.address().bits()).copied().filter(|_| word.is_blob());
-        staged.extend(blob.map(|_| word.address().bits()));
-        let old = version.into_old_version(died, blob);
+        blob_records.extend(blob.map(|_| word.address().bits()));
+        let old = version.into_old_version(end_seq, blob);
         // The newer version may be younger than the copy of the registry, and a view may have
         // registered before it.
-        let may_need = |born, died| merge_accounting.views.may_need(born, died);
+        let may_need = |begin_seq, end_seq| merge_accounting.views.may_need(begin_seq, end_seq);
         let mut candidates = self.candidates.lock();
         candidates.note_skipped(key, word);
         if !self.retain_if_needed(&mut candidates, key, old, may_need) && !word.is_tombstone() {
             merge_accounting.dead_records.push((word.address(), word.span()));
-            merge_accounting.dead_blobs.extend(blob.map(|blob| (died, blob)));
+            merge_accounting.dead_blobs.extend(blob.map(|blob| (end_seq, blob)));
         }
     }
 
@@ -418,20 +419,20 @@ impl KreonEngine {
         }
     }
 
-    fn entry_of(&self, version: KreonVersion, print: u8, staged: &mut Vec<u64>) -> LeafEntry {
+    fn entry_of(&self, version: KreonVersion, fingerprint: u8, blob_records: &mut Vec<u64>) -> LeafEntry {
         let word = version.word;
         let below = if word.is_lower_unaccounted() { LOWER_UNACCOUNTED } else { 0 };
         if word.is_tombstone() {
-            return LeafEntry::tombstone(version.seq, print, below);
+            return LeafEntry::tombstone(version.seq, fingerprint, below);
         }
         let mut blob = 0;
         let mut flags = below;
         if word.is_blob() {
             flags |= HAS_BLOB;
             blob = self.blob_ids.lock().get(&word.address().bits()).copied().unwrap_or(u64::MAX);
-            staged.push(word.address().bits());
+            blob_records.push(word.address().bits());
         }
-        LeafEntry::put(word.address(), word.span(), print, flags, blob)
+        LeafEntry::put(word.address(), word.span(), fingerprint, flags, blob)
     }
 
     /// Returns the leaves that sorted `keys` belong to, at most those of one step, and the number
@@ -541,8 +542,8 @@ impl KreonEngine {
                         if entry.is_blob() {
                             let mut key = Vec::new();
                             node.key(slot, &mut key);
-                            let died = self.blob_end_seq(state, above, &key, entry.blob_id, guard)?;
-                            gathered.dead_blobs.extend(died.map(|died| (died, entry.blob_id)));
+                            let end_seq = self.blob_end_seq(state, above, &key, entry.blob_id, guard)?;
+                            gathered.dead_blobs.extend(end_seq.map(|end_seq| (end_seq, entry.blob_id)));
                         }
                         continue;
                     };
@@ -571,29 +572,29 @@ impl KreonEngine {
         guard: &Guard,
     ) -> Result<Option<Seq>> {
         let hash = self.hash(key);
-        let mut died = None;
+        let mut end_seq = None;
         for memtable in state.memtables.iter() {
             let Some(place) = memtable.find(hash, key, guard) else { continue };
             let version = memtable.version(place);
             if version.word.is_blob() {
                 // A blob that is being moved or superseded concurrently has no number here.
-                let named = self.blob_ids.lock().get(&version.word.address().bits()).copied();
-                if named.is_none_or(|named| named == blob) {
+                let referenced_blob = self.blob_ids.lock().get(&version.word.address().bits()).copied();
+                if referenced_blob.is_none_or(|referenced_blob| referenced_blob == blob) {
                     return Ok(None);
                 }
             }
-            died = died.or(Some(version.seq));
+            end_seq = end_seq.or(Some(version.seq));
         }
         for level in above {
             let Some(seen) = self.level_store.find(level, hash, key, guard)? else { continue };
             if seen.entry.is_blob() && seen.entry.blob_id == blob {
                 return Ok(None);
             }
-            died = died.or(Some(seen.max_seq));
+            end_seq = end_seq.or(Some(seen.max_seq));
         }
         // Checked after the memtables: a version that they drop for a view is among the old
         // versions before.
-        Ok(died.filter(|_| !self.versions.names(&key.to_vec(), blob)))
+        Ok(end_seq.filter(|_| !self.versions.names(&key.to_vec(), blob)))
     }
 
     /// Writes the result of a step and publishes it.
@@ -663,9 +664,9 @@ impl KreonEngine {
             spill.dirty_nodes.remove(page);
         }
         self.level_store.free_replaced_nodes(&gone, guard);
-        let (ways, now) = (&mut spill.spill_stats, change.spill_stats);
-        ways.spills = (ways.spills.0 + now.spills.0, ways.spills.1 + now.spills.1);
-        ways.merges = (ways.merges.0 + now.merges.0, ways.merges.1 + now.merges.1);
+        let (stats, now) = (&mut spill.spill_stats, change.spill_stats);
+        stats.spills = (stats.spills.0 + now.spills.0, stats.spills.1 + now.spills.1);
+        stats.merges = (stats.merges.0 + now.merges.0, stats.merges.1 + now.merges.1);
         Ok(())
     }
 }

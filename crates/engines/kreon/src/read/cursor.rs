@@ -2,7 +2,8 @@
 //!
 //! Between calls, a cursor keeps copies of the pairs that it shows next, and no reference to a
 //! state. For each further batch it loads the current state and continues behind its last key.
-//! Every state contains the versions that its view needs, wherever spills have moved them.
+//! It finds the versions that its view needs in that state or among the old versions, wherever
+//! spills have moved them.
 //!
 //! A batch ends after a few consecutive removed keys. The next one skips a known removed range
 //! (`removed_range_cache`), or scans up to [`MAX_SCANNED`] keys and remembers the removed ones.

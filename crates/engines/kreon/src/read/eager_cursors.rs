@@ -1,7 +1,7 @@
-//! # Eager cursors: the next cursors after one that met many removed keys
+//! # Eager cursors: cursors that record removed keys from their first key on
 //!
-//! That cursor has not recorded the first removed keys that it passed. So a few of the next cursors
-//! record removed keys from their first key on.
+//! A cursor normally begins to record removed keys after it has met many in a row, so the first
+//! ones are missing from its records. After such a cursor, the next few cursors are eager.
 
 use sheaf_platform::sync::atomic::{AtomicU32, Ordering};
 

@@ -108,7 +108,7 @@ impl KreonEngine {
         if record.key == key { Ok(record) } else { Err(self.dangling_address_error(address)) }
     }
 
-    /// Returns the number of a level's entry, or `None` if its segment is deleted, which makes the
+    /// Returns the seq of a level's entry, or `None` if its segment is deleted, which makes the
     /// entry void.
     pub(crate) fn seq_of(&self, seen: &LevelEntry<'_>, guard: &Guard) -> Result<Option<Seq>> {
         if seen.entry.is_tombstone() {
@@ -165,7 +165,7 @@ impl KreonEngine {
         Ok(false)
     }
 
-    /// Returns the number of the key's newest version; zero if it has no value.
+    /// Returns the seq of the key's newest version; zero if it has no value.
     pub(crate) fn newest_seq(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<Seq> {
         self.newest_seq_and_bytes(hash, key, guard).map(|(seq, _)| seq)
     }

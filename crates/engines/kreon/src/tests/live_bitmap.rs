@@ -13,14 +13,17 @@ use crate::memtable::RecordWord;
 fn bitmap_and_level_reference(
     engine: &KreonEngine,
     key: &[u8],
-    spot: &RecordLocation,
+    location: &RecordLocation,
 ) -> (Option<bool>, bool) {
     let guard = &epoch::pin();
     let state = engine.state(guard);
     let found = state.last_nonempty_level().and_then(|level| {
         engine.level_store.find(&state.levels[level], engine.hash(key), key, guard).unwrap()
     });
-    (engine.live_bitmap.is_referenced(spot), found.is_some_and(|seen| seen.entry.address() == spot.address()))
+    (
+        engine.live_bitmap.is_referenced(location),
+        found.is_some_and(|seen| seen.entry.address() == location.address()),
+    )
 }
 
 #[test]
@@ -48,19 +51,23 @@ fn the_live_bitmap_matches_the_last_level() {
         if round % 9 == 8 {
             engine.live_bitmap.reset(true); // as after an opening
             assert!(
-                written.iter().all(|(key, spot)| bitmap_and_level_reference(&engine, key, spot).0.is_none())
+                written
+                    .iter()
+                    .all(|(key, location)| bitmap_and_level_reference(&engine, key, location).0.is_none())
             );
             spill_all(&engine); // scans the level, as GC has asked
         }
-        for (key, spot) in &written {
-            let (known, is) = bitmap_and_level_reference(&engine, key, spot);
+        for (key, location) in &written {
+            let (known, is) = bitmap_and_level_reference(&engine, key, location);
             assert_eq!(known, Some(is), "round {round}, {}", String::from_utf8_lossy(key));
         }
     }
     assert!(engine.state(&epoch::pin()).last_nonempty_level() > Some(0), "levels above the last one");
     let too_short = RecordLocation::new(Address::new(segment.slot(), DATA_START), 8, &segment);
     engine.live_bitmap.update(&[], &[too_short], &epoch::pin());
-    assert!(written.iter().all(|(key, spot)| bitmap_and_level_reference(&engine, key, spot).0.is_none()));
+    assert!(
+        written.iter().all(|(key, location)| bitmap_and_level_reference(&engine, key, location).0.is_none())
+    );
     assert!(engine.live_bitmap.resume_key().is_none(), "the scan must not be repeated");
 }
 

@@ -260,13 +260,13 @@ fn the_file_of_an_emptied_keyspace_shrinks() {
 fn an_idle_memtable_that_supersedes_much_is_spilled() {
     let both = EngineAndModel::new();
     both.engine.idle_detector.observe(Seq(0));
-    let rests = || (0..=IDLE_SAMPLES).fold(false, |_, _| both.engine.wants_checkpoint());
-    assert!(!rests());
+    let wants_checkpoint_when_idle = || (0..=IDLE_SAMPLES).fold(false, |_, _| both.engine.wants_checkpoint());
+    assert!(!wants_checkpoint_when_idle());
     let guard = &epoch::pin();
     let active = &both.engine.state(guard).memtables.active;
     active.add_to_sum(memtable::SUPERSEDED_BYTES, 2 << 20);
-    assert!(rests(), "removed values");
+    assert!(wants_checkpoint_when_idle(), "removed values");
     active.clear_sum(memtable::SUPERSEDED_BYTES);
     active.add_to_sum(memtable::REMOVALS, 5000);
-    assert!(rests(), "removed keys");
+    assert!(wants_checkpoint_when_idle(), "removed keys");
 }

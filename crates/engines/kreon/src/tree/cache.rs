@@ -1,10 +1,10 @@
 //! # Node cache: pages of the levels in memory, instead of the paper's kernel path
 //!
-//! A page number leads to its frame with two loads and without a lock or system call. A hit writes
-//! only a mark, at most once per round of the clock. The ideas are those of kmmap and FastMap:
-//! priorities by kind, eviction of clean pages only, no read of a page that was never written.
-//! While there is room, a missed leaf is read together with its neighbours. An evicted leaf that
-//! lookups have used leaves its [`LeafFingerprints`].
+//! A *frame* is the memory of a cached page. A page number leads to its frame with two loads and
+//! without a lock or system call. A hit writes only a mark, at most once per round of the clock.
+//! The ideas are those of kmmap and FastMap: priorities by kind, eviction of clean pages only, no
+//! read of a page that was never written. While there is room, a missed leaf is read with its
+//! neighbours. An evicted leaf that lookups have used leaves its [`LeafFingerprints`].
 //!
 //! ## Picture
 //!
@@ -284,7 +284,7 @@ impl NodeCache {
         }
     }
 
-    /// Accounts for a frame before other threads can find and evict it.
+    /// Adds `cost` to the accounts, before other threads can find and evict the frame.
     fn account(&self, cost: u64) {
         self.cache_share.take(cost, &self.context.memory);
         self.item_count.fetch_add(1, Ordering::Relaxed);
@@ -333,14 +333,14 @@ impl NodeCache {
         self.unaccount_fingerprints(self.fingerprints.remove(page, guard));
     }
 
-    /// Accounts for a frame that was removed from the table.
+    /// Subtracts the cost of a frame that was removed from the table, or not added to it.
     fn unaccount_node(&self, frame: Option<&CachedNode>) {
         if let Some(frame) = frame {
             self.unaccount(frame.cost());
         }
     }
 
-    /// Accounts for fingerprints that were removed from the table.
+    /// Subtracts the cost of fingerprints that were removed from the table.
     fn unaccount_fingerprints(&self, fingerprints: Option<&LeafFingerprints>) {
         if let Some(fingerprints) = fingerprints {
             let cost = fingerprints.cost() + RING_ENTRY_BYTES;

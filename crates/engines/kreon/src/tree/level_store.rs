@@ -1,8 +1,12 @@
 //! # Level store: lookups in the levels of a keyspace
 //!
 //! Finds the entry of a key, or the position of a leaf, through the cache. If a leaf is not in
-//! memory, its fingerprints or its filter may have the answer. The stamp of a leaf reveals entries
-//! that point into deleted segments.
+//! memory, its fingerprints or its filter may have the answer.
+//!
+//! The *stamp* of a leaf reveals entries that point into deleted segments. It consists of the
+//! incarnation (opening) in which the leaf was written, and of the next segment id at that time. An
+//! entry is void if its slot has no segment, or a segment with an id that is not lower than the id
+//! in the stamp (`id >= stamp`), or a segment that got the slot at a later opening.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -28,7 +32,7 @@ const READ_AROUND_PAGES: u32 = 32;
 /// Maximum number of unwanted pages between two wanted ones that are read rather than skipped.
 const MAX_READ_GAP_PAGES: u32 = 4;
 
-/// Bits of a stamp for the number of a segment; the incarnation is in the bits above.
+/// Bits of a stamp for the id of a segment; the incarnation is in the bits above.
 const SEGMENT_ID_BITS: u32 = 40;
 
 /// The answer for a key if its leaf is not in memory.
@@ -354,9 +358,9 @@ impl LevelStore {
     /// segment was deleted: then another source has a newer entry of the key. The segment that has
     /// the slot now was then created after the leaf, or got the slot at a later opening.
     ///
-    /// A dismissed segment may leave its slot at any time, even under a guard that was pinned after
-    /// the dismissal. A caller must therefore read the record in the returned segment, and must not
-    /// look up the slot again.
+    /// A retired segment may leave its slot at any time, even under a guard that was pinned after
+    /// the retirement. A caller must therefore read the record in the returned segment, and must
+    /// not look up the slot again.
     pub(crate) fn segment_of<'g>(
         &'g self,
         address: Address,
@@ -366,11 +370,11 @@ impl LevelStore {
         if address == Address::NONE {
             return None;
         }
-        let (life, id) = (stamp >> SEGMENT_ID_BITS, stamp & ((1 << SEGMENT_ID_BITS) - 1));
+        let (incarnation, id) = (stamp >> SEGMENT_ID_BITS, stamp & ((1 << SEGMENT_ID_BITS) - 1));
         let slot = address.slot();
         let segment = self.context.segments.at(slot, guard)?;
         let is_another = segment.id().0 >= id
-            || self.incarnations().reused_slots.get(&slot).is_some_and(|since| life < *since);
+            || self.incarnations().reused_slots.get(&slot).is_some_and(|since| incarnation < *since);
         (!is_another).then_some(segment)
     }
 
@@ -388,7 +392,7 @@ fn prefetch_record(segment: &Segment, address: Address, span: u64) {
     }
 }
 
-/// Returns the number of the record at `address` in `segment`.
+/// Returns the seq of the record at `address` in `segment`.
 pub(crate) fn record_seq(segment: &Segment, address: Address) -> Result<Seq> {
     Ok(segment.frame_unchecked(address.offset(), segment.limit_at(address.offset()))?.header.seq)
 }

@@ -31,9 +31,10 @@ use crate::memtable::KreonMemtable;
 /// Maximum height; a higher tree is damaged.
 pub(crate) const MAX_HEIGHT: u8 = 24;
 
-/// Openings of the keyspace since it has levels. At an opening, a segment that the image does not
-/// know may get the slot of another one. Its number can be lower than the stamps of leaves that
-/// refer to the other segment, so these leaves are recognized by their incarnation.
+/// Incarnations of the keyspace: the first begins with its creation, and each opening from an image
+/// begins the next one. At an opening, a segment that the image does not know may get the slot of
+/// another one. Its id can be lower than the stamps of leaves that refer to the other segment, so
+/// these leaves are recognized by their incarnation.
 #[derive(Debug)]
 pub(crate) struct SlotIncarnations {
     /// The current incarnation; the first is 1.
@@ -91,7 +92,7 @@ pub(crate) fn last_nonempty_level(levels: &[Level]) -> Option<usize> {
 pub(crate) struct LevelEntry<'g> {
     pub(crate) entry: LeafEntry,
     pub(crate) stamp: u64,
-    /// Upper bound of the number of its commit.
+    /// Upper bound of its seq.
     pub(crate) max_seq: Seq,
     /// The value, if the entry has a copy of it.
     pub(crate) value: &'g [u8],

@@ -1,8 +1,9 @@
 //! # Leaf fingerprints: the part of a leaf that stays in memory after its eviction
 //!
-//! A lookup needs one entry of a leaf. Two bytes of each key's hash and the location of its record
-//! take a quarter of the bytes of a leaf. The record itself contains the key. So a lookup with
-//! fingerprints instead of the leaf reads the device once, not twice.
+//! A lookup needs one entry of a leaf. For each key, the fingerprints have two bytes of its hash,
+//! its tag and the location of its record: ten bytes, or a quarter of a leaf of 100 keys. The
+//! record itself contains the key. So a lookup with fingerprints instead of the leaf reads the
+//! device once, not twice.
 //!
 //! ## Picture
 //!
@@ -13,9 +14,10 @@
 //! ## Invariants
 //!
 //! 1. A key without an equal fingerprint is not in the leaf. A key with one may be: the record
-//!    decides, because one key in some hundred leaves has the fingerprint of another.
-//! 2. A value, the number of a blob and the commit of a removal are only in the leaf. The tags of
-//!    such entries are marked accordingly.
+//!    decides. In a leaf of 150 keys, one lookup in 440 meets another key with the same fingerprint
+//!    of 16 bits (150 / 2^16).
+//! 2. A value, the id of a blob and the commit of a removal are only in the leaf. The tags of such
+//!    entries are marked accordingly.
 
 use sheaf_log::types::Seq;
 use sheaf_platform::memory::block_alloc::{self, BlockBox, BlockSlice};
@@ -42,7 +44,7 @@ pub(crate) struct LeafFingerprints {
 }
 
 /// Returns the stored part of a hash. Leaves store another byte of it.
-fn print_of(hash: u64) -> [u8; FINGERPRINT_BYTES] {
+fn hash_fingerprint(hash: u64) -> [u8; FINGERPRINT_BYTES] {
     [hash.to_be_bytes()[0], hash.to_be_bytes()[1]]
 }
 
@@ -60,7 +62,7 @@ impl LeafFingerprints {
         for slot in 0..count {
             key.clear();
             leaf.key(slot, &mut key);
-            columns.extend_from_slice(&print_of(hash(&key)));
+            columns.extend_from_slice(&hash_fingerprint(hash(&key)));
         }
         columns.extend_from_slice(&leaf.bytes[leaf.tags..leaf.tags + count]);
         columns.extend_from_slice(&leaf.bytes[leaf.places..leaf.places + count * LOCATION_BYTES]);
@@ -84,10 +86,10 @@ impl LeafFingerprints {
         self.max_seq
     }
 
-    /// Returns the entries that may belong to a key with this hash and the leaf byte `print`.
-    /// Returns `None` for an entry that only the leaf can answer.
-    pub(crate) fn matches(&self, hash: u64, print: u8) -> impl Iterator<Item = Option<LeafEntry>> {
-        let wanted = print_of(hash);
+    /// Returns the entries that may belong to a key with this hash. `leaf_fingerprint` is the byte
+    /// of the hash that leaves store. Returns `None` for an entry that only the leaf can answer.
+    pub(crate) fn matches(&self, hash: u64, leaf_fingerprint: u8) -> impl Iterator<Item = Option<LeafEntry>> {
+        let wanted = hash_fingerprint(hash);
         let (fingerprints, rest) = self.columns.split_at(self.count * FINGERPRINT_BYTES);
         let (tags, places) = rest.split_at(self.count);
         let slots = fingerprints
@@ -101,7 +103,7 @@ impl LeafFingerprints {
                 (tags[slot] & super::FLAGS_MASK, places.as_chunks::<LOCATION_BYTES>().0[slot]);
             (!is_leaf_only(flags)).then_some(LeafEntry {
                 flags,
-                fingerprint: print,
+                fingerprint: leaf_fingerprint,
                 location: place,
                 blob_id: 0,
             })

@@ -13,8 +13,9 @@
 //!  inner:                       heads n x 8 | children n x 16 | tags n x 1 | ends n x 2 | rests ..
 //! ```
 //!
-//! A rest of a leaf may be followed by a small value or the number of a blob. Columns make a point
-//! read cheap: it reads the fingerprints, which are three cache lines, and one entry.
+//! Each field is given with its length in bytes; n is the count. A rest of a leaf may be followed
+//! by a small value or the id of a blob. Columns make a point read cheap: it reads the
+//! fingerprints, which are three cache lines, and one entry.
 //!
 //! ## Invariants
 //!
@@ -47,14 +48,14 @@ const LEAF_ENTRY: usize = 1 + 8 + LOCATION_BYTES + 1 + 2;
 const INNER_ENTRY: usize = 8 + NODE_REF_BYTES + 1 + 2;
 const LOCATION_BYTES: usize = 7;
 const NODE_REF_BYTES: usize = 16;
-/// Bytes of a blob's number, behind the rest of the key.
+/// Bytes of a blob's id, behind the rest of the key.
 const BLOB_ID_BYTES: usize = 8;
 /// Length of the longest value that is copied into a leaf, behind the rest of its key and followed
 /// by its length. A lookup then needs no record. The copy costs as many bytes for each entry;
 /// without copies, a leaf has half more entries than with values of 32 bytes.
 pub(crate) const MAX_INLINE: usize = 32;
 
-/// Flag: the key is removed; the location contains the number of that commit.
+/// Flag: the key is removed; the location contains the seq of that commit.
 pub(crate) const TOMBSTONE: u8 = 0x10;
 /// Flag: the record refers to a blob.
 pub(crate) const HAS_BLOB: u8 = 0x20;
@@ -117,28 +118,23 @@ pub(crate) struct LeafEntry {
     /// A byte of the hash of the key.
     pub(crate) fingerprint: u8,
     location: [u8; LOCATION_BYTES],
-    /// Number of the blob, if the value is one.
+    /// Id of the blob, if the value is one.
     pub(crate) blob_id: u64,
 }
 
 impl LeafEntry {
-    pub(crate) fn put(address: Address, span: u64, print: u8, flags: u8, blob: u64) -> LeafEntry {
+    pub(crate) fn put(address: Address, span: u64, fingerprint: u8, flags: u8, blob: u64) -> LeafEntry {
         let units = u16::try_from(span / 8).unwrap_or(u16::MAX);
         let mut place = [0; LOCATION_BYTES];
         place[..5].copy_from_slice(&address.bits().to_le_bytes()[..5]);
         place[5..].copy_from_slice(&units.to_le_bytes());
-        LeafEntry { flags, fingerprint: print, location: place, blob_id: blob }
+        LeafEntry { flags, fingerprint, location: place, blob_id: blob }
     }
 
-    pub(crate) fn tombstone(seq: Seq, print: u8, flags: u8) -> LeafEntry {
+    pub(crate) fn tombstone(seq: Seq, fingerprint: u8, flags: u8) -> LeafEntry {
         let mut place = [0; LOCATION_BYTES];
         place[..6].copy_from_slice(&seq.0.to_le_bytes()[..6]);
-        LeafEntry {
-            flags: flags & LOWER_UNACCOUNTED | TOMBSTONE,
-            fingerprint: print,
-            location: place,
-            blob_id: 0,
-        }
+        LeafEntry { flags: flags & LOWER_UNACCOUNTED | TOMBSTONE, fingerprint, location: place, blob_id: 0 }
     }
 
     pub(crate) fn is_tombstone(&self) -> bool {
@@ -369,10 +365,10 @@ impl<'a> Node<'a> {
     pub(crate) fn entry(&self, slot: usize) -> LeafEntry {
         let mut place = [0; LOCATION_BYTES];
         place.copy_from_slice(&self.bytes[self.places + slot * LOCATION_BYTES..][..LOCATION_BYTES]);
-        let print = self.bytes[HEADER + self.prefix + slot];
+        let fingerprint = self.bytes[HEADER + self.prefix + slot];
         let flags = self.tag(slot) & FLAGS_MASK;
         let blob = if flags & HAS_BLOB == 0 { 0 } else { u64_at(self.rest(slot).1, 0) };
-        LeafEntry { flags, fingerprint: print, location: place, blob_id: blob }
+        LeafEntry { flags, fingerprint, location: place, blob_id: blob }
     }
 
     /// Returns the value if the entry has a copy of it, else nothing.
@@ -381,15 +377,15 @@ impl<'a> Node<'a> {
         if self.tag(slot) & INLINE == 0 { &[] } else { self.rest(slot).1 }
     }
 
-    /// Returns the slot of `key`, if the hash of the key has the byte `print`.
+    /// Returns the slot of `key`, if the hash of the key has the byte `fingerprint`.
     #[inline]
-    pub(crate) fn find(&self, print: u8, key: &[u8]) -> Option<usize> {
+    pub(crate) fn find(&self, fingerprint: u8, key: &[u8]) -> Option<usize> {
         const LOW: u64 = 0x0101_0101_0101_0101;
         const HIGH: u64 = 0x8080_8080_8080_8080;
         let suffix = key.strip_prefix(self.prefix())?;
         let head = head(suffix);
         let fingerprints = &self.bytes[HEADER + self.prefix..self.heads];
-        let wanted = LOW * u64::from(print);
+        let wanted = LOW * u64::from(fingerprint);
         let mut chunks = fingerprints.chunks_exact(8);
         let is_it = |slot: &usize| self.cmp(*slot, head, suffix) == Ordering::Equal;
         for (number, chunk) in chunks.by_ref().enumerate() {
@@ -406,7 +402,7 @@ impl<'a> Node<'a> {
         }
         let start = fingerprints.len() / 8 * 8;
         let last = chunks.remainder().iter().zip(start..);
-        last.filter(|(p, _)| **p == print).map(|(_, slot)| slot).find(is_it)
+        last.filter(|(p, _)| **p == fingerprint).map(|(_, slot)| slot).find(is_it)
     }
 
     // Inner nodes.

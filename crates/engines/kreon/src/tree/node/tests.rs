@@ -3,13 +3,13 @@
 use super::*;
 
 fn pair(key: &[u8], number: u64) -> LeafPair<'_> {
-    let print = (number % 7).to_le_bytes()[0];
+    let fingerprint = (number % 7).to_le_bytes()[0];
     let (mut value, mut entry) = (
         &[][..],
         match number % 3 {
-            0 => LeafEntry::put(Address::from_bits(number * 8), number * 8 % 4096, print, 0, 0),
-            1 => LeafEntry::put(Address::from_bits(number * 8), 64, print, HAS_BLOB, number),
-            _ => LeafEntry::tombstone(Seq(number), print, 0),
+            0 => LeafEntry::put(Address::from_bits(number * 8), number * 8 % 4096, fingerprint, 0, 0),
+            1 => LeafEntry::put(Address::from_bits(number * 8), 64, fingerprint, HAS_BLOB, number),
+            _ => LeafEntry::tombstone(Seq(number), fingerprint, 0),
         },
     );
     if number.is_multiple_of(6) {
@@ -73,11 +73,11 @@ fn leaves_hold_what_they_were_made_of() {
 /// Returns entries of which one in `deaf` is a tombstone or a blob.
 fn pairs_with_leaf_only(keys: &[Vec<u8>], deaf: u64) -> Vec<LeafPair<'_>> {
     let one = |(key, number): (_, u64)| {
-        let (seq, print) = (Seq(number), (number % 7).to_le_bytes()[0]);
+        let (seq, fingerprint) = (Seq(number), (number % 7).to_le_bytes()[0]);
         let entry = match number % deaf {
-            0 if number % 2 == 0 => LeafEntry::tombstone(seq, print, 0),
-            0 => LeafEntry::put(Address::from_bits(number * 8), 64, print, HAS_BLOB, number),
-            _ => LeafEntry::put(Address::from_bits(number * 8), 64, print, LOWER_UNACCOUNTED, 0),
+            0 if number % 2 == 0 => LeafEntry::tombstone(seq, fingerprint, 0),
+            0 => LeafEntry::put(Address::from_bits(number * 8), 64, fingerprint, HAS_BLOB, number),
+            _ => LeafEntry::put(Address::from_bits(number * 8), 64, fingerprint, LOWER_UNACCOUNTED, 0),
         };
         LeafPair { key, entry, max_seq: seq, value: &[] }
     };
