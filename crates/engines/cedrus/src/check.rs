@@ -41,24 +41,24 @@ impl TrieCheck {
 ///
 /// Panics if an invariant does not hold.
 pub(crate) fn check_trie(trie: &Trie) -> TrieCheck {
-    let mut survey = TrieCheck::default();
-    check_node(trie, PathStep::new(EMPTY_REF, 0, trie.shape().root_bits, 0), 0, 1, &mut survey);
+    let mut scan = TrieCheck::default();
+    check_node(trie, PathStep::new(EMPTY_REF, 0, trie.shape().root_bits, 0), 0, 1, &mut scan);
     let guard = &epoch::pin();
     let heap = trie.heap();
-    assert_eq!(survey.used.len() as u64, heap.page_count(), "pages");
-    for (page, used) in &survey.used {
+    assert_eq!(scan.used.len() as u64, heap.page_count(), "pages");
+    for (page, used) in &scan.used {
         let words = trie.pages().get(*page, guard).expect("a page that is used is in memory");
         assert_eq!(words[0].load(Ordering::Relaxed), *used, "lines of page {page}");
     }
-    let lines: u64 = survey.used.values().map(|used| u64::from(used.count_ones())).sum();
+    let lines: u64 = scan.used.values().map(|used| u64::from(used.count_ones())).sum();
     assert_eq!(heap.free_lines + lines, heap.resident * trie.shape().page_lines as u64);
     drop(heap);
-    assert_eq!(trie.len(), survey.entries.len() as u64);
+    assert_eq!(trie.len(), scan.entries.len() as u64);
     assert_eq!(trie.counts().iter().sum::<u64>(), trie.len());
-    survey
+    scan
 }
 
-fn check_node(trie: &Trie, step: PathStep, prefix: u32, level: usize, survey: &mut TrieCheck) {
+fn check_node(trie: &Trie, step: PathStep, prefix: u32, level: usize, scan: &mut TrieCheck) {
     let guard = &epoch::pin();
     let mut digit = 0;
     let mut children = 0;
@@ -71,8 +71,8 @@ fn check_node(trie: &Trie, step: PathStep, prefix: u32, level: usize, survey: &m
         let (first, _) = step.range(prefix, digit, 1);
         if child & NODE_FLAG != 0 {
             assert_eq!(end, digit + 1, "a node has one digit");
-            survey.mark(child, trie.shape().node_lines());
-            survey.nodes += 1;
+            scan.mark(child, trie.shape().node_lines());
+            scan.nodes += 1;
             let depth = step.depth + step.bits;
             assert!(depth < HASH_BITS);
             check_node(
@@ -80,16 +80,16 @@ fn check_node(trie: &Trie, step: PathStep, prefix: u32, level: usize, survey: &m
                 PathStep::new(child, depth, trie.shape().digit_bits(depth), first),
                 first,
                 level + 1,
-                survey,
+                scan,
             );
             children += 1;
         } else if child != EMPTY_REF {
-            check_digit_list(trie, &step, (digit, end - digit), child, first, level, survey);
+            check_digit_list(trie, &step, (digit, end - digit), child, first, level, scan);
             children += 1;
         }
         digit = end;
     }
-    survey.children += children;
+    scan.children += children;
     assert!(step.depth == 0 || children > 0, "a node has a child");
 }
 
@@ -100,23 +100,23 @@ fn check_digit_list(
     child: u32,
     hash: u32,
     level: usize,
-    survey: &mut TrieCheck,
+    scan: &mut TrieCheck,
 ) {
     let guard = &epoch::pin();
     let first = trie.list(child, guard).expect("a list");
     check_list(step, run, &first, hash).expect("the list belongs here");
     assert!(first.count > 0 && (first.is_link || first.count <= trie.shape().max_list_entries));
-    survey.mark(child, first.lines);
-    survey.lists += 1;
-    let before = survey.entries.len();
-    survey.entries.extend(first.entries());
+    scan.mark(child, first.lines);
+    scan.lists += 1;
+    let before = scan.entries.len();
+    scan.entries.extend(first.entries());
     trie.for_each_link(&first, guard, |reference, link| {
         assert!(link.count > 0);
-        survey.mark(reference, link.lines);
-        survey.entries.extend(link.entries());
+        scan.mark(reference, link.lines);
+        scan.entries.extend(link.entries());
     })
     .expect("a chain");
     let (low, high) = step.range(hash, run.0, run.1);
-    assert!(survey.entries[before..].iter().all(|entry| (low..=high).contains(&entry.hash)));
-    survey.path += level * (survey.entries.len() - before);
+    assert!(scan.entries[before..].iter().all(|entry| (low..=high).contains(&entry.hash)));
+    scan.path += level * (scan.entries.len() - before);
 }

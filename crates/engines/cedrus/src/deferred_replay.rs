@@ -409,10 +409,10 @@ impl CedrusEngine {
     /// Points the trie at the newest records. All reads were successful (I6).
     fn apply_replayed(&self, hash: KeyHash, settled: &HashReplayResult<'_>, guard: &Guard) -> Result<()> {
         let mut puts: SmallVec<[Address; 2]> = SmallVec::new();
-        let mut staged: SmallVec<[(u64, Address); 2]> = SmallVec::new();
+        let mut blobs: SmallVec<[(u64, Address); 2]> = SmallVec::new();
         for one in &settled.newest {
             let content = self.record(one.address, &one.frame, guard)?.content;
-            staged.extend(content.blob_id().map(|blob| (blob, one.address)));
+            blobs.extend(content.blob_id().map(|blob| (blob, one.address)));
             if !one.is_in_trie && !matches!(content, RecordContent::Remove) {
                 puts.push(one.address);
             }
@@ -445,7 +445,7 @@ impl CedrusEngine {
         for blob in settled.superseded.iter().filter_map(|loser| loser.blob) {
             self.accounting.remove_blob(blob);
         }
-        staged.iter().for_each(|(blob, address)| self.accounting.add_blob(*blob, *address));
+        blobs.iter().for_each(|(blob, address)| self.accounting.add_blob(*blob, *address));
         Ok(())
     }
 }

@@ -599,8 +599,10 @@ impl Engine for CedrusEngine {
 
 impl Drop for CedrusEngine {
     fn drop(&mut self) {
-        let owed = self.deferred_replay.bytes();
-        self.context.memory.give_back(MemoryPart::Index, self.accounted_bytes.load(Ordering::Relaxed) + owed);
+        let deferred_bytes = self.deferred_replay.bytes();
+        self.context
+            .memory
+            .give_back(MemoryPart::Index, self.accounted_bytes.load(Ordering::Relaxed) + deferred_bytes);
         self.cache_share.set(0, &self.context.memory);
     }
 }

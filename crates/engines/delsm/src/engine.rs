@@ -150,7 +150,7 @@ impl DelsmEngine {
     /// Freezes the active memtable.
     fn freeze_active(&self, guard: &Guard) {
         let active = &self.state(guard).memtables.active;
-        self.memtable_blobs.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
+        self.memtable_blobs.iter().for_each(|blobs| blobs.store(0, Ordering::Relaxed));
         self.frozen_table_bytes.fetch_add(active.sum(TABLE_BYTES_SUM), Ordering::Relaxed);
         self.wasted_bytes.fetch_add(active.sum(WASTE), Ordering::Relaxed);
         let tiny = self.keyspace.context.tiny;

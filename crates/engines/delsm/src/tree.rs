@@ -243,8 +243,8 @@ impl Version {
     /// Returns true if no table from `below` on may have a key of `table`.
     pub(crate) fn is_bottom(&self, table: &Table, below: TablesBelow) -> bool {
         let (low, high) = (table.list.first_key(), table.list.last_key());
-        let beside = self.levels[0].iter().skip(below.newest);
-        !beside.chain(self.levels[below.level..].iter().flatten()).any(|other| other.overlaps(low, high))
+        let siblings = self.levels[0].iter().skip(below.newest);
+        !siblings.chain(self.levels[below.level..].iter().flatten()).any(|other| other.overlaps(low, high))
     }
 
     /// Returns the version of `key` that is visible at `at`, and its table.

@@ -192,9 +192,9 @@ impl Tally {
         if slot >= self.bytes.len() {
             self.bytes.resize(slot + 1, (0, 0));
         }
-        let (live, tombs) = &mut self.bytes[slot];
+        let (live, tombstone_bytes) = &mut self.bytes[slot];
         match content {
-            RecordContent::Remove => *tombs += u64::from(span),
+            RecordContent::Remove => *tombstone_bytes += u64::from(span),
             _ => {
                 *live += u64::from(span);
                 self.keys += 1;
@@ -208,10 +208,10 @@ impl Tally {
     /// Adds the counts to the accounting of segments and blobs.
     pub(crate) fn add_to_accounting(&self, accounting: &LiveAccounting, context: &EngineContext) {
         let guard = &epoch::pin();
-        for (slot, (live, tombs)) in (0..).zip(&self.bytes) {
+        for (slot, (live, tombstone_bytes)) in (0..).zip(&self.bytes) {
             if let Some(segment) = context.segments.at(slot, guard) {
                 segment.add_live(i64::try_from(*live).unwrap_or(0));
-                segment.add_tombstone(*tombs);
+                segment.add_tombstone(*tombstone_bytes);
             }
         }
         self.blobs.iter().for_each(|(blob, address)| accounting.add_blob(*blob, *address));

@@ -235,14 +235,13 @@ mod tests {
     #[test]
     fn a_blob_written_during_a_save_is_not_in_the_image() {
         let mut log = TestLog::new();
-        let [staged, small] =
-            [log.write(0, 1, blob_content(7)), log.write(0, 2, RecordContent::Put(b"small"))];
+        let [blob, small] = [log.write(0, 1, blob_content(7)), log.write(0, 2, RecordContent::Put(b"small"))];
         log.engine.freeze();
-        let image = image_of(&log.engine, Some(&|| log.commit(staged)));
+        let image = image_of(&log.engine, Some(&|| log.commit(blob)));
         assert_eq!(log.blob_ids(), [7]);
-        let log = log.reopen(image.clone(), None, &[staged]);
+        let log = log.reopen(image.clone(), None, &[blob]);
         assert_eq!(log.blob_ids(), [7]);
-        assert!(log.reopen(image, None, &[small, staged]).blob_ids().is_empty());
+        assert!(log.reopen(image, None, &[small, blob]).blob_ids().is_empty());
     }
 
     #[test]

@@ -266,7 +266,7 @@ impl FlexEngine {
         let mut missing = None;
         loop {
             let guard = &epoch::pin();
-            let staged =
+            let outcome =
                 self.lookup_hashed((at, key, hash), at == Seq::LATEST, guard, |what| match what {
                     LookupResult::NotFound => Ok(Some(None)),
                     LookupResult::Value(RecordContent::Put(value), seq) => {
@@ -278,7 +278,7 @@ impl FlexEngine {
                         Ok(Some(None))
                     }
                 })?;
-            let (blob, seq) = match staged {
+            let (blob, seq) = match outcome {
                 None => return Ok(true),
                 Some(None) => return Ok(false),
                 Some(Some(blob)) => blob,
@@ -291,7 +291,7 @@ impl FlexEngine {
         }
     }
 
-    /// Returns the number of the key's newest version, or zero if there is none. The version may
+    /// Returns the seq of the key's newest version, or zero if there is none. The version may
     /// not be visible yet.
     fn newest_seq(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
         let hash = self.interval_cache.hash(key);

@@ -54,7 +54,7 @@ impl SavedNodes {
 
 /// Nodes of a version, compared with the stored ones.
 #[derive(Debug)]
-struct NodeSurvey {
+struct NodeScan {
     nodes: u64,
     changed: u64,
     /// Blocks and bytes of the unchanged nodes.
@@ -62,7 +62,7 @@ struct NodeSurvey {
     live: u64,
 }
 
-impl NodeSurvey {
+impl NodeScan {
     fn add(&mut self, table: &NodeTable, chain: usize, node: &SnapshotNode<'_, Extent>) {
         self.nodes += 1;
         match table.stored(node, chain) {
@@ -171,17 +171,17 @@ impl CheckpointState {
     ) -> Result<SavedNodes> {
         let chain = 1 - self.newest;
         self.read_chain(target, chain);
-        let mut survey = NodeSurvey { nodes: 0, changed: 0, used: BlockSet::new(target.block), live: 0 };
-        survey.add(&self.table, chain, &tree.root_node());
-        if let Some(file) = self.reusable_file(target, chain, &survey) {
-            return self.save_to(target, file, false, tree, serials, survey);
+        let mut scan = NodeScan { nodes: 0, changed: 0, used: BlockSet::new(target.block), live: 0 };
+        scan.add(&self.table, chain, &tree.root_node());
+        if let Some(file) = self.reusable_file(target, chain, &scan) {
+            return self.save_to(target, file, false, tree, serials, scan);
         }
         self.abandon_chain(chain);
         let path = node_path(target.dir, target.number);
         let file = target.disk.open(&path, OpenMode::Create).during(IoOp::Create, &path)?;
         let file = NodeFile { file, path, space: target.space, number: target.number };
-        let survey = NodeSurvey { used: BlockSet::new(target.block), live: 0, ..survey };
-        self.save_to(target, file, true, tree, serials, survey)
+        let scan = NodeScan { used: BlockSet::new(target.block), live: 0, ..scan };
+        self.save_to(target, file, true, tree, serials, scan)
     }
 
     /// Returns the node file of `chain`, unless a new one is better.
@@ -189,11 +189,11 @@ impl CheckpointState {
         &self,
         target: &CheckpointTarget<'_>,
         chain: usize,
-        survey: &NodeSurvey,
+        scan: &NodeScan,
     ) -> Option<NodeFile> {
         let ChainSlot::Ready(ready) = &self.chains[chain] else { return None };
         let most = 2 * ready.live + SLACK_BLOCKS * target.block;
-        if survey.changed * 4 >= survey.nodes * 3 || ready.len > most {
+        if scan.changed * 4 >= scan.nodes * 3 || ready.len > most {
             return None;
         }
         let path = node_path(target.dir, ready.file);
@@ -208,7 +208,7 @@ impl CheckpointState {
         is_new_file: bool,
         tree: &TreeSnapshot<Extent>,
         serials: &[(u32, u64)],
-        survey: NodeSurvey,
+        scan: NodeScan,
     ) -> Result<SavedNodes> {
         let chain = 1 - self.newest;
         let before = match &self.chains[chain] {
@@ -223,7 +223,7 @@ impl CheckpointState {
         };
         let mut saved = self.save_list();
         saved.is_new_file = is_new_file;
-        let written = self.write_nodes(&file, &before, tree, serials, (survey, &mut saved));
+        let written = self.write_nodes(&file, &before, tree, serials, (scan, &mut saved));
         let synced = written.and_then(|root| file.file.sync().during(IoOp::Sync, &file.path).map(|()| root));
         match synced {
             Ok(root) => {
@@ -248,9 +248,9 @@ impl CheckpointState {
         before: &NodeChain,
         tree: &TreeSnapshot<Extent>,
         serials: &[(u32, u64)],
-        (survey, saved): (NodeSurvey, &mut SavedNodes),
+        (scan, saved): (NodeScan, &mut SavedNodes),
     ) -> Result<NodeRoot> {
-        let writer = NodeWriter::new(file, &before.used, survey.used);
+        let writer = NodeWriter::new(file, &before.used, scan.used);
         if saved.is_new_file {
             writer.write_header()?;
         }
@@ -268,8 +268,7 @@ impl CheckpointState {
         saver.writer.flush()?;
         let NodeWriter { used, written, end, .. } = saver.writer;
         let unchanged = groups.iter().zip(&before.groups).filter(|(a, b)| a.stored == b.stored);
-        saved.live =
-            survey.live + written + unchanged.map(|(group, _)| group.stored.place.len()).sum::<u64>();
+        saved.live = scan.live + written + unchanged.map(|(group, _)| group.stored.place.len()).sum::<u64>();
         saved.written = written;
         let stored = groups.iter().map(|group| group.stored).collect();
         saved.saved =

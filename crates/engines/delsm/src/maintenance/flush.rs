@@ -157,8 +157,8 @@ impl DelsmEngine {
         self.publish_version(version, frozen.len());
         work.is_space_short = false;
         work.schedule_sweep();
-        for (died, id) in dead {
-            self.keyspace.context.retire_blob(died, id);
+        for (end_seq, id) in dead {
+            self.keyspace.context.retire_blob(end_seq, id);
         }
         if !garbage.is_empty() {
             work.job = Some(Job::Moving(FileMoves::new(Vec::new(), garbage)));
@@ -222,10 +222,10 @@ impl DelsmEngine {
         for (memtable, version) in entry.versions.iter().copied() {
             match newer {
                 Some(newer) if newer <= version.seq => continue, // a duplicate
-                Some(died) if !views.may_need(version.seq, died) => {
+                Some(end_seq) if !views.may_need(version.seq, end_seq) => {
                     if version.word.is_blob() {
                         let id = self.blob_id_of(memtable, version, guard)?;
-                        dead.extend(id.map(|id| (died, id)));
+                        dead.extend(id.map(|id| (end_seq, id)));
                     }
                 }
                 _ => kept.push((memtable, version)),

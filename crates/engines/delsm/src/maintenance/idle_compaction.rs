@@ -169,10 +169,11 @@ impl DelsmEngine {
     ) -> Result<DeadBytes> {
         let mut dead = DeadBytes::default();
         let Some(oldest) = group.last() else { return Ok(dead) };
-        let mut supersede = |born: Seq, died: Seq, what: &ValueRef| match views.may_need(born, died) {
-            true => dead.is_pinned = true,
-            false => dead.bytes += LIST_ENTRY_BYTES + what.bytes(),
-        };
+        let mut supersede =
+            |begin_seq: Seq, end_seq: Seq, what: &ValueRef| match views.may_need(begin_seq, end_seq) {
+                true => dead.is_pinned = true,
+                false => dead.bytes += LIST_ENTRY_BYTES + what.bytes(),
+            };
         for pair in group.windows(2) {
             supersede(pair[1].seq, pair[0].seq, &pair[1].value);
         }
@@ -205,9 +206,9 @@ impl DelsmEngine {
         if work.is_space_short {
             return None; // copies need space first
         }
-        let named = version.live_pack_bytes();
-        let named = |pack: u64| named.get(&pack).copied().unwrap_or(0);
-        let holes = |pack: u64, bytes: u64| bytes.saturating_sub(named(pack));
+        let live_bytes = version.live_pack_bytes();
+        let live_bytes = |pack: u64| live_bytes.get(&pack).copied().unwrap_or(0);
+        let holes = |pack: u64, bytes: u64| bytes.saturating_sub(live_bytes(pack));
         let all: u64 = version.packs.values().map(|pack| holes(pack.number, pack.bytes())).sum();
         if all <= too_much {
             return None;
@@ -215,7 +216,7 @@ impl DelsmEngine {
         let leaky = version
             .packs
             .values()
-            .filter(|p| holes(p.number, p.bytes()) * MAX_GARBAGE_DIVISOR > named(p.number));
+            .filter(|p| holes(p.number, p.bytes()) * MAX_GARBAGE_DIVISOR > live_bytes(p.number));
         let leaky: HashSet<u64> = leaky.map(|pack| pack.number).collect();
         self.plan_rewrite_without(version, leaky)
     }

@@ -293,25 +293,25 @@ impl RowBatch {
         Ok(BatchEnd::Done)
     }
 
-    /// Passes the key at offset `start` of `keys`, which the view does not see. `died` is the seq
-    /// of its removal, if no later view sees the key. Returns true if the batch must start again at
-    /// `self.from`.
+    /// Passes the key at offset `start` of `keys`, which the view does not see. `removal_seq` is
+    /// the seq of its removal, if no later view sees the key. Returns true if the batch must start
+    /// again at `self.from`.
     fn skip_removed_key(
         &mut self,
         engine: &DelsmEngine,
         run: &mut PassedRun,
-        died: Option<Seq>,
+        removal_seq: Option<Seq>,
         watch: Option<&PutWatch<'_>>,
         start: usize,
     ) -> bool {
         let (key, least) = (&self.keys[start..], engine.sizes.min_removed_run);
-        let Some(died) = died else {
+        let Some(removal_seq) = removal_seq else {
             run.record_range(watch, least, Some(key), false);
             run.restart_after(key);
             return false;
         };
         run.count += 1;
-        run.since = run.since.max(died);
+        run.since = run.since.max(removal_seq);
         if !run.count.is_multiple_of(least) {
             return false;
         }
@@ -499,12 +499,12 @@ fn take_visible<'m>(
     (key, (ranges, at)): (&[u8], (Option<&Memtables>, Seq)),
     guard: &Guard,
 ) -> Result<(usize, TakenKey<'m>), Box<UnreadableBlock>> {
-    let (mut found, mut died, mut newest) = (None, None, Seq::ZERO);
+    let (mut found, mut removal_seq, mut newest) = (None, None, Seq::ZERO);
     for (index, merge_input) in with.iter().enumerate() {
         let taken = merge_inputs[*merge_input].take_at(at, guard)?;
         merge_heads.update(*merge_input, merge_inputs[*merge_input].peek());
         if index == 0 {
-            (died, newest) = (taken.removal_seq, taken.newest); // the first input is newest
+            (removal_seq, newest) = (taken.removal_seq, taken.newest); // the first input is newest
         }
         found = found.or(taken.visible.map(|seen| (*merge_input, seen, taken.seq)));
     }
@@ -512,7 +512,7 @@ fn take_visible<'m>(
         let hidden_below = memtables.range_seq(key, at, guard);
         found = found.filter(|(_, _, seq)| *seq >= hidden_below);
         let removed = memtables.range_seq(key, Seq::LATEST, guard);
-        died = if removed > newest { Some(removed) } else { died };
+        removal_seq = if removed > newest { Some(removed) } else { removal_seq };
     }
     let is_value = |seen: &VisibleVersion<'_>| match seen {
         VisibleVersion::Memtable(_, version) => !version.word.is_tombstone(),
@@ -520,9 +520,9 @@ fn take_visible<'m>(
     };
     Ok(match found {
         Some((merge_input, seen, seq)) if is_value(&seen) => {
-            (merge_input, TakenKey { visible: Some(seen), seq, newest, removal_seq: died })
+            (merge_input, TakenKey { visible: Some(seen), seq, newest, removal_seq })
         }
-        _ => (0, TakenKey { newest, removal_seq: died, ..TakenKey::default() }),
+        _ => (0, TakenKey { newest, removal_seq, ..TakenKey::default() }),
     })
 }
 

@@ -53,16 +53,16 @@ impl DelsmEngine {
         let mut work = self.work.lock();
         self.check_links(&work)?;
         let version = self.version();
-        let mut staged = HashSet::new();
+        let mut pending_blobs = HashSet::new();
         for table in version.tables().filter(|table| !table.is_linked()) {
-            staged.extend(pending_blobs_of(table)?);
+            pending_blobs.extend(pending_blobs_of(table)?);
         }
         let moved = |marks| TableFlags { files_linked: true, has_unlisted_files: false, ..marks };
         let manifest =
             work.manifest_slots.is_some().then(|| self.manifest_of(&work, &version, work.flushed_seq, moved));
         work.pin_count += 1;
         drop(work);
-        Ok(PinnedTables { engine: self, version, manifest, pending_blobs: staged })
+        Ok(PinnedTables { engine: self, version, manifest, pending_blobs })
     }
 
     /// Returns an error if the file system does not support hard links.

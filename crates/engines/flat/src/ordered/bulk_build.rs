@@ -123,12 +123,12 @@ impl RecordRun {
     /// Returns a record without the bytes of its value.
     fn record(&self, number: usize) -> ReplayRecord<'_> {
         let item = &self.items[number];
-        let staged = || self.blobs.binary_search_by_key(&number, |(at, _)| *at as usize);
+        let blob = || self.blobs.binary_search_by_key(&number, |(at, _)| *at as usize);
         let content = match item.kind {
             RecordKind::Put => RecordContent::Put(&[]),
             RecordKind::Remove => RecordContent::Remove,
             RecordKind::Blob => {
-                staged().map_or(RecordContent::Put(&[]), |at| RecordContent::Blob(self.blobs[at].1))
+                blob().map_or(RecordContent::Put(&[]), |at| RecordContent::Blob(self.blobs[at].1))
             }
         };
         ReplayRecord { seq: item.seq, key: self.key(item), content, address: item.address, span: item.span }

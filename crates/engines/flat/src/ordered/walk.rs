@@ -86,8 +86,8 @@ impl KeyWalk {
         let next = loop {
             let sorted = leaf.sorted();
             let (slots, ends) = self.slots_in_bounds(leaf, &sorted, ScanDirection::Forward, at != first);
-            let beside = parent.filter(|node| !ends && slots.len() < room && at + 1 < node.count());
-            if let Some(node) = beside {
+            let sibling_parent = parent.filter(|node| !ends && slots.len() < room && at + 1 < node.count());
+            if let Some(node) = sibling_parent {
                 Leaf::prefetch(node.child(at + 1));
             }
             let taken = slots.len().min(room);
@@ -101,7 +101,7 @@ impl KeyWalk {
             if ends {
                 break None;
             }
-            let Some(node) = beside else { break fence_above(&path, path.len(), at) };
+            let Some(node) = sibling_parent else { break fence_above(&path, path.len(), at) };
             (at, room) = (at + 1, room - taken);
             leaf = OrderedIndex::leaf(node.child(at), guard);
         };
@@ -138,8 +138,8 @@ impl KeyWalk {
         let next = loop {
             let sorted = leaf.sorted();
             let (slots, ends) = self.slots_in_bounds(leaf, &sorted, ScanDirection::Backward, at != first);
-            let beside = parent.filter(|_| !ends && slots.len() < room && at > 0);
-            if let Some(node) = beside {
+            let sibling_parent = parent.filter(|_| !ends && slots.len() < room && at > 0);
+            if let Some(node) = sibling_parent {
                 Leaf::prefetch(node.child(at - 1));
             }
             let rest = slots.len() - slots.len().min(room);
@@ -153,7 +153,9 @@ impl KeyWalk {
             if ends {
                 break None;
             }
-            let Some(node) = beside else { break fence_below(&path, path.len(), at).map(Bound::Excluded) };
+            let Some(node) = sibling_parent else {
+                break fence_below(&path, path.len(), at).map(Bound::Excluded);
+            };
             (at, room) = (at - 1, room - slots.len());
             leaf = OrderedIndex::leaf(node.child(at), guard);
         };

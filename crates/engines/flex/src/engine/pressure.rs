@@ -146,14 +146,14 @@ impl EnginePressure for FlexEngine {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let active = &state.memtables.active;
-        let rests = self.is_idle(active.newest());
+        let is_idle = self.is_idle(active.newest());
         let is_worth_it = active.count() * 8 > self.sizes.max_in_memory_bytes;
         active.bytes() > self.memory_share(MEMTABLE_SHARE, state)
             || self.wasted_log_bytes() > self.max_waste()
             || self.is_journal_over_account()
-            || (rests && self.is_image_profitable())
-            || active.ranges().is_flush_due(rests && state.index.tree.entries() > 0, guard)
-            || (is_worth_it && (rests || self.is_scan_cost_exceeded(state)))
+            || (is_idle && self.is_image_profitable())
+            || active.ranges().is_flush_due(is_idle && state.index.tree.entries() > 0, guard)
+            || (is_worth_it && (is_idle || self.is_scan_cost_exceeded(state)))
     }
 
     /// Returns the pressure on writers while a memtable is flushed. The active memtable may waste

@@ -162,21 +162,21 @@ impl<'a> VersionFilter<'a> {
     }
 
     /// Appends the versions of one key that must stay to `out`. `versions` are in descending order
-    /// of numbers.
+    /// of seqs.
     fn filter<'p>(&mut self, versions: &[FingerprintedPair<'p>], out: &mut Vec<FingerprintedPair<'p>>) {
         let start = out.len();
-        let mut died = None;
+        let mut end_seq = None;
         for version in versions {
             let StoredPair { seq, content, .. } = version.pair;
-            match died {
-                Some(died) if !self.views.may_need(seq, died) => {
+            match end_seq {
+                Some(end_seq) if !self.views.may_need(seq, end_seq) => {
                     if let RecordContent::Blob(blob) = content {
-                        self.dead_blobs.push((died, blob.id));
+                        self.dead_blobs.push((end_seq, blob.id));
                     }
                 }
                 _ => out.push(*version),
             }
-            died = Some(seq);
+            end_seq = Some(seq);
         }
         // A tombstone with nothing below it hides nothing.
         while out.len() > start && out.last().is_some_and(|last| last.pair.is_tombstone()) {
@@ -248,12 +248,12 @@ impl FlexEngine {
             // The newest version in the active memtable. Versions between it and the frozen one, if
             // any, were superseded earlier.
             let newer = if has_newer { active.find(*hash, entry.key(), guard) } else { None };
-            let mut died = newer.map(|newer| newer.newest().seq);
-            let needs = |born: Seq, died: Seq| views.may_need(born, died);
+            let mut end_seq = newer.map(|newer| newer.newest().seq);
+            let needs = |begin_seq: Seq, end_seq: Seq| views.may_need(begin_seq, end_seq);
             let newest = entry.newest();
-            if let Some(died) = died
+            if let Some(end_seq) = end_seq
                 && !newest.word.is_blob()
-                && !needs(newest.seq, died)
+                && !needs(newest.seq, end_seq)
                 && entry.versions().count() == 1
             {
                 plan.counts.skipped += 1;
@@ -263,15 +263,15 @@ impl FlexEngine {
             batch.buffer.extend_from_slice(entry.key());
             let key = from..batch.buffer.len();
             for MemtableVersion { word, seq } in memtable.all_versions(*place, guard) {
-                if died.is_some_and(|died| died <= seq) {
+                if end_seq.is_some_and(|end_seq| end_seq <= seq) {
                     continue; // already taken
                 }
                 let mut take = |content: RecordContent<'_>| {
-                    match (died, content) {
-                        (Some(died), RecordContent::Blob(blob)) if !needs(seq, died) => {
-                            plan.dead_blobs.push((died, blob.id));
+                    match (end_seq, content) {
+                        (Some(end_seq), RecordContent::Blob(blob)) if !needs(seq, end_seq) => {
+                            plan.dead_blobs.push((end_seq, blob.id));
                         }
-                        (Some(died), _) if !needs(seq, died) => {}
+                        (Some(end_seq), _) if !needs(seq, end_seq) => {}
                         (_, content) => batch.push(key.clone(), fingerprint_of(*hash), seq, &content),
                     }
                     Ok(())
@@ -280,7 +280,7 @@ impl FlexEngine {
                     Some(value) => take(RecordContent::Put(value))?,
                     None => memtable.content(word, &self.interval_cache.context, guard, take)?,
                 }
-                died = Some(seq);
+                end_seq = Some(seq);
             }
         }
         Ok(places.len())

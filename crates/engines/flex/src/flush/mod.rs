@@ -224,9 +224,9 @@ impl FlexEngine {
             return;
         }
         let mut blobs = self.blobs.lock();
-        for (died, id) in dead {
+        for (end_seq, id) in dead {
             if blobs.remove(id) {
-                self.interval_cache.context.retire_blob(*died, *id);
+                self.interval_cache.context.retire_blob(*end_seq, *id);
             }
         }
     }

@@ -326,7 +326,7 @@ impl FlexEngine {
         let interval_counts = self.interval_cache.slots.get(entry.item.slot).interval_counts();
         let stored = interval_counts.entries as usize;
         let cost = MAX_RUN_HEADER + inputs.batch.pairs(changes.clone()).map(|pair| pair.len()).sum::<usize>();
-        let tombs = inputs.batch.pairs(changes.clone()).filter(StoredPair::is_tombstone).count();
+        let tombstones = inputs.batch.pairs(changes.clone()).filter(StoredPair::is_tombstone).count();
         let len = usize::try_from(entry.len).unwrap_or(usize::MAX / 2);
         // Superseded versions after the append, if no change has a new key.
         let (live, slack) = (u64::from(interval_counts.live), self.sizes.max_dead_percent);
@@ -337,8 +337,8 @@ impl FlexEngine {
             && interval_counts.runs < self.sizes.runs
             && stored + changes.len() <= 2 * self.sizes.pairs
             && len + cost <= 2 * self.sizes.bytes
-            && tombs * 4 <= stored;
-        let left = len / stored.max(1) * stored.saturating_sub(tombs);
+            && tombstones * 4 <= stored;
+        let left = len / stored.max(1) * stored.saturating_sub(tombstones);
         let makes_room = (left + cost) * 2 <= len || len * 4 <= cost;
         (may_append && cost <= len) || (is_tight && !makes_room)
     }

@@ -140,18 +140,18 @@ impl FlexEngine {
             // any, were superseded earlier.
             let newer =
                 state.memtables.active.find(self.interval_cache.hash(entry.key()), entry.key(), guard);
-            let mut died = newer.map(|newer| newer.newest().seq);
+            let mut end_seq = newer.map(|newer| newer.newest().seq);
             let mut versions: Vec<(Seq, RetainedValue)> = Vec::new();
             for MemtableVersion { word, seq } in memtable.all_versions(place, guard) {
-                if died.is_some_and(|died| died <= seq) {
+                if end_seq.is_some_and(|end_seq| end_seq <= seq) {
                     continue; // already taken
                 }
-                let needless = died.filter(|died| !views.may_need(seq, *died));
+                let needless = end_seq.filter(|end_seq| !views.may_need(seq, *end_seq));
                 if needless.is_none() || word.is_blob() {
                     memtable.content(word, &self.interval_cache.context, guard, |content| {
                         match (needless, content) {
-                            (Some(died), RecordContent::Blob(blob)) => {
-                                retained.dead_blobs.push((died, blob.id))
+                            (Some(end_seq), RecordContent::Blob(blob)) => {
+                                retained.dead_blobs.push((end_seq, blob.id))
                             }
                             (Some(_), _) => {}
                             (None, content) => versions.push((seq, RetainedValue::of(&content))),
@@ -159,7 +159,7 @@ impl FlexEngine {
                         Ok(())
                     })?;
                 }
-                died = Some(seq);
+                end_seq = Some(seq);
             }
             while versions.last().is_some_and(|(_, value)| matches!(value, RetainedValue::Removed)) {
                 versions.pop(); // a tombstone with nothing below it hides nothing

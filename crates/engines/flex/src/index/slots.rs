@@ -102,8 +102,8 @@ impl IntervalCounts {
 
     /// Decodes counts from three words.
     pub(crate) fn from_encoded(entries: u32, live: u32, marked_runs: u32) -> IntervalCounts {
-        let is_staged = marked_runs & HAS_BLOBS != 0;
-        IntervalCounts { entries, live, runs: marked_runs & !HAS_BLOBS, has_blobs: is_staged }
+        let has_blobs = marked_runs & HAS_BLOBS != 0;
+        IntervalCounts { entries, live, runs: marked_runs & !HAS_BLOBS, has_blobs }
     }
 }
 

@@ -596,10 +596,10 @@ impl CursorState {
     fn pair(&self) -> (&[u8], &[u8]) {
         match (self.current, &self.block) {
             (Some(MergedItem::Block(slot)), Some(block)) => block.put(slot as usize),
-            (Some(MergedItem::Copy(from, value, end, is_staged)), _) => {
+            (Some(MergedItem::Copy(from, value, end, is_blob)), _) => {
                 let key = self.merged.bytes(from, value);
                 match &self.blob_value {
-                    Some(staged) if is_staged => (key, staged),
+                    Some(blob) if is_blob => (key, blob),
                     _ => (key, self.merged.bytes(value, end)),
                 }
             }

@@ -204,7 +204,7 @@ impl MergedPairs {
         let from = at(&self.copies);
         self.copies.extend_from_slice(key);
         let value = at(&self.copies);
-        let is_staged = match content {
+        let is_blob = match content {
             RecordContent::Put(bytes) if self.projection == Projection::Pairs => {
                 self.copies.extend_from_slice(bytes);
                 false
@@ -215,7 +215,7 @@ impl MergedPairs {
             }
             _ => false,
         };
-        self.items.push(MergedItem::Copy(from, value, at(&self.copies), is_staged));
+        self.items.push(MergedItem::Copy(from, value, at(&self.copies), is_blob));
     }
 
     /// Reads the value of an item with a blob reference from `from` to `to`.

@@ -238,7 +238,7 @@ fn a_damaged_pair_is_reported_and_never_missing() {
     let hit: Vec<u32> = (0..KEYS).step_by(KEYS as usize / 50).filter(|n| uncached.damage(*n)).collect();
     assert!(hit.len() > 20, "{}", hit.len());
     // The neighbours of a damaged pair are readable if their interval has fingerprints.
-    let beside = uncached.gets_by_fingerprints(|| {
+    let by_fingerprints = uncached.gets_by_fingerprints(|| {
         for n in hit.iter().copied() {
             match uncached.get(uncached.keyspace.newest, n + 1) {
                 Err(error) => assert!(error.is_corrupt(), "{error}"),
@@ -246,7 +246,7 @@ fn a_damaged_pair_is_reported_and_never_missing() {
             }
         }
     });
-    assert!(beside > 10, "{beside}");
+    assert!(by_fingerprints > 10, "{by_fingerprints}");
     let mut damaged = 0;
     for n in hit.iter().copied() {
         match uncached.get(uncached.keyspace.newest, n) {

@@ -122,7 +122,7 @@ impl TestLog {
     fn check(&self, engine: &FlatEngine<HashIndex>) {
         let guard = &epoch::pin();
         let mut live = HashMap::new();
-        let (mut tombs, mut blobs) = (0, Vec::new());
+        let (mut tombstone_bytes, mut blobs) = (0, Vec::new());
         for record in &self.records {
             let found = engine.locate(&record.key).unwrap();
             let is_head = self.newest.get(&record.key) == Some(&record.seq);
@@ -135,13 +135,15 @@ impl TestLog {
                 *live.entry(record.address.slot()).or_insert(0) += u64::from(record.span);
                 blobs.extend(record.blob.map(|blob| blob.id));
             }
-            tombs += u64::from(record.is_remove) * u64::from(record.span);
+            tombstone_bytes += u64::from(record.is_remove) * u64::from(record.span);
         }
         assert_eq!(engine.len().unwrap(), self.newest.len() as u64);
         for segment in &self.segments {
             assert_eq!(segment.live(), live.get(&segment.slot()).copied().unwrap_or(0));
         }
-        assert!(self.segments.iter().map(|segment| segment.tombstone_bytes()).sum::<u64>() <= tombs);
+        assert!(
+            self.segments.iter().map(|segment| segment.tombstone_bytes()).sum::<u64>() <= tombstone_bytes
+        );
         let mut named = Vec::new();
         engine.blobs(&mut named).unwrap();
         named.sort_unstable();
