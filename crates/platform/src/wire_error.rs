@@ -1,6 +1,6 @@
 //! # Wire format of errors
 //!
-//! For messages between processes: the IPC socket (docs/format/door.md) and FlatRPC.
+//! For messages between processes: the IPC socket (docs/format/ipc.md) and FlatRPC.
 //!
 //! Each variant of [`Error`] is encoded with its fields and decoded to the same variant. A new
 //! variant needs a number here.

@@ -1,6 +1,6 @@
 //! # Wire format of workload statistics, for another process
 //!
-//! Numbers of 8 bytes in the order of the fields; docs/format/door.md.
+//! Numbers of 8 bytes in the order of the fields; docs/format/ipc.md.
 
 use std::time::Duration;
 

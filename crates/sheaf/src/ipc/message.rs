@@ -1,6 +1,6 @@
 //! # Messages: requests and replies of the door
 //!
-//! A message is a kind (one byte) and its fields; docs/format/door.md lists them. Received bytes
+//! A message is a kind (one byte) and its fields; docs/format/ipc.md lists them. Received bytes
 //! are decoded into these types or rejected.
 
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! # Door: the Unix socket through which other processes reach the owner of a database
 //!
 //! Serves statistics, backups, conversions, the change feed, and snapshots to attached readers.
-//! docs/format/door.md specifies every byte. `server`, `connection` and `feed` serve,
+//! docs/format/ipc.md specifies every byte. `server`, `connection` and `feed` serve,
 //! `attached_owner` is the client; other modules encode. Windows has no door.
 //!
 //! ```text

@@ -30,7 +30,7 @@ impl Keyspace {
     ///
     /// Shared files are not counted. They contain the records of `flat`, `flat-ordered`, `cedrus`
     /// and `kreon` ([`DatabaseStats::logs`](crate::DatabaseStats)), values above 64 KiB
-    /// ([`DatabaseStats::staged`](crate::DatabaseStats)), and values of `delsm` above 8 KiB until
+    /// ([`DatabaseStats::blobs`](crate::DatabaseStats)), and values of `delsm` above 8 KiB until
     /// background work moves them to the files of the engine. Lists a directory: some microseconds
     /// per file.
     ///

@@ -1,6 +1,6 @@
 //! # Changes in messages between processes
 //!
-//! docs/format/door.md lists the fields. The value of a put is not part of the message of its
+//! docs/format/ipc.md lists the fields. The value of a put is not part of the message of its
 //! change: a value may be larger than a message.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -1,6 +1,6 @@
 //! # Encoding of statistics, progress and results for another process
 //!
-//! docs/format/door.md lists the fields. The code is next to the types, so that the compiler
+//! docs/format/ipc.md lists the fields. The code is next to the types, so that the compiler
 //! reports every missing field although the types are `non_exhaustive`.
 
 use sheaf_platform::error::Damage;
