@@ -18,7 +18,7 @@
 //! | `sheaf_oldest_view` | gauge | | commits since the oldest snapshot; 0 without any |
 //! | `sheaf_held_bytes`, `sheaf_retained_change_bytes` | gauge | | pinned; kept for changes |
 //! | `sheaf_checkpoints`, `sheaf_checkpoint_bytes` | counter | | checkpoints; bytes written |
-//! | `sheaf_staged_bytes` | counter | | bytes of values written to blob files |
+//! | `sheaf_blob_bytes_written` | counter | | bytes of values written to blob files |
 //! | `sheaf_memory_budget_bytes` | gauge | | memory budget |
 //! | `sheaf_memory_bytes` | gauge | `part` | used: `index`, `versions`, `buffers`, `cache` |
 //! | `sheaf_cache_bytes` | gauge | `keyspace` | each cache; empty label for blobs |
@@ -73,7 +73,7 @@ fn publish_commits(stats: &DatabaseStats, path: &str) {
     gauge!("sheaf_retained_change_bytes", "database" => database()).set(real(stats.changes.retained_bytes));
     counter!("sheaf_checkpoints", "database" => database()).absolute(stats.checkpoints);
     counter!("sheaf_checkpoint_bytes", "database" => database()).absolute(stats.checkpoint_bytes);
-    counter!("sheaf_staged_bytes", "database" => database()).absolute(stats.blob_bytes_written);
+    counter!("sheaf_blob_bytes_written", "database" => database()).absolute(stats.blob_bytes_written);
     gauge!("sheaf_poisoned", "database" => database()).set(f64::from(u8::from(stats.poisoned.is_some())));
 }
 
