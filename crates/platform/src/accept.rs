@@ -111,47 +111,47 @@ mod tests {
 
     #[test]
     fn only_permanent_errors_close_the_listener() {
-        let mut porter = Acceptor::new();
+        let mut acceptor = Acceptor::new();
         for passes in [Errno::NOMEM, Errno::NOBUFS, Errno::PERM, Errno::NETDOWN] {
-            assert!(matches!(porter.accept(answers(&[Some(passes)])), Accepted::RetryLater), "{passes:?}");
+            assert!(matches!(acceptor.accept(answers(&[Some(passes)])), Accepted::RetryLater), "{passes:?}");
         }
         for gone in [Errno::CONNABORTED, Errno::INTR, Errno::PROTO] {
-            assert!(matches!(porter.accept(answers(&[Some(gone)])), Accepted::PeerGone), "{gone:?}");
+            assert!(matches!(acceptor.accept(answers(&[Some(gone)])), Accepted::PeerGone), "{gone:?}");
         }
         for over in [Errno::INVAL, Errno::BADF] {
-            assert!(matches!(porter.accept(answers(&[Some(over)])), Accepted::ListenerClosed), "{over:?}");
+            assert!(matches!(acceptor.accept(answers(&[Some(over)])), Accepted::ListenerClosed), "{over:?}");
         }
-        assert!(matches!(porter.accept(answers(&[Some(Errno::AGAIN)])), Accepted::NonePending));
-        assert!(matches!(porter.accept(answers(&[None])), Accepted::Connected(_)));
-        assert!(porter.spare.is_some());
+        assert!(matches!(acceptor.accept(answers(&[Some(Errno::AGAIN)])), Accepted::NonePending));
+        assert!(matches!(acceptor.accept(answers(&[None])), Accepted::Connected(_)));
+        assert!(acceptor.spare.is_some());
     }
 
     #[test]
     fn without_descriptors_a_pending_peer_is_closed_and_the_spare_is_reopened() {
         const NONE: Option<Errno> = Some(Errno::MFILE);
-        let mut porter = Acceptor::new();
+        let mut acceptor = Acceptor::new();
         // The spare accepts the connection, which is then closed to reopen the spare.
-        let next = porter.accept_with_spare(answers(&[NONE, None]), answers(&[NONE, None]));
-        assert!(matches!(next, Accepted::PeerGone) && porter.spare.is_some());
+        let next = acceptor.accept_with_spare(answers(&[NONE, None]), answers(&[NONE, None]));
+        assert!(matches!(next, Accepted::PeerGone) && acceptor.spare.is_some());
         // This time a descriptor is free for the spare.
-        let next = porter.accept_with_spare(answers(&[NONE, None]), answers(&[None]));
-        assert!(matches!(next, Accepted::Connected(_)) && porter.spare.is_some());
+        let next = acceptor.accept_with_spare(answers(&[NONE, None]), answers(&[None]));
+        assert!(matches!(next, Accepted::Connected(_)) && acceptor.spare.is_some());
         // No connection is pending, and another thread takes the descriptor of the spare.
-        let next = porter.accept_with_spare(answers(&[NONE, Some(Errno::AGAIN)]), answers(&[NONE]));
-        assert!(matches!(next, Accepted::NonePending) && porter.spare.is_none());
+        let next = acceptor.accept_with_spare(answers(&[NONE, Some(Errno::AGAIN)]), answers(&[NONE]));
+        assert!(matches!(next, Accepted::NonePending) && acceptor.spare.is_none());
         // Without a spare: retry later, repeatedly.
         for _ in 0..3 {
             assert!(matches!(
-                porter.accept_with_spare(answers(&[NONE]), answers(&[NONE])),
+                acceptor.accept_with_spare(answers(&[NONE]), answers(&[NONE])),
                 Accepted::RetryLater
             ));
         }
-        let next = porter.accept_with_spare(answers(&[NONE, NONE]), answers(&[None, NONE]));
-        assert!(matches!(next, Accepted::RetryLater) && porter.spare.is_none());
+        let next = acceptor.accept_with_spare(answers(&[NONE, NONE]), answers(&[None, NONE]));
+        assert!(matches!(next, Accepted::RetryLater) && acceptor.spare.is_none());
         assert!(matches!(
-            porter.accept_with_spare(answers(&[None]), answers(&[None])),
+            acceptor.accept_with_spare(answers(&[None]), answers(&[None])),
             Accepted::Connected(_)
         ));
-        assert!(porter.spare.is_some());
+        assert!(acceptor.spare.is_some());
     }
 }

@@ -17,7 +17,7 @@
 //! ## Picture
 //!
 //! ```text
-//!   door      listens, says hello, makes a session, gives each worker its lane of the session
+//!   acceptor  listens, says hello, makes a session, gives each worker its lane of the session
 //!     │ mail
 //!   worker 0..n   lane = one ring of one client ─> copy out ─> decode ─> database ─> reply
 //!     │   ^── commands: replies of other workers for the clients of this agent
@@ -271,8 +271,8 @@ impl Server {
     fn start(db: &Database, builder: ServerBuilder) -> io::Result<Server> {
         let workers = builder.limits.workers;
         let (shared, ends) = ServerState::new(db.clone(), builder.limits, builder.token, builder.on_denied)?;
-        let door = session_acceptor::SessionAcceptor::bind_all(Arc::clone(&shared), builder.addresses)?;
-        let addresses = door.addresses();
+        let acceptor = session_acceptor::SessionAcceptor::bind_all(Arc::clone(&shared), builder.addresses)?;
+        let addresses = acceptor.addresses();
         let (quiet_sender, quiet) = std::sync::mpsc::channel();
         // From here on a failure drops the server, which ends the threads that were started.
         let mut server = Server {
@@ -297,7 +297,7 @@ impl Server {
         assert_eq!(server.threads.len(), workers);
         let (jobs, of_waiter) = (ends.jobs, Arc::clone(&shared));
         server.waiter = Some(spawn("sheaf-rpc-wait".into(), move || waiter::run(&of_waiter, &jobs))?);
-        server.threads.push(spawn("sheaf-rpc-door".into(), || door.run())?);
+        server.threads.push(spawn("sheaf-rpc-accept".into(), || acceptor.run())?);
         Ok(server)
     }
 

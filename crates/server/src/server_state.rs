@@ -19,7 +19,7 @@
 //!
 //! ## Threads
 //!
-//! One door, `workers` workers, one waiter. A request takes no lock outside of the database. A
+//! One acceptor, `workers` workers, one waiter. A request takes no lock outside of the database. A
 //! panic in a worker ends the server, not the process.
 
 use std::io;

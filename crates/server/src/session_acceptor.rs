@@ -1,4 +1,4 @@
-//! # Door: accepts connections and makes sessions
+//! # Session acceptor: accepts connections and makes sessions
 //!
 //! One thread for all connections without a session. No connection can delay it: sockets do not
 //! block, a hello has a fixed length and must arrive within [`HANDSHAKE_TIMEOUT`], and at most
@@ -6,14 +6,14 @@
 //! the oldest one that has not sent a correct token, but not before [`MIN_PENDING_TIME`].
 //!
 //! ```text
-//!   listener ─> guest: hello arrives ─┬─> refused: the answer has the reason
-//!                                     ├─> session over shared memory: memory and bells are sent
-//!                                     ├─> session over TCP
-//!                                     └─> all-to-all over TCP: a party, until all have connected
+//!   listener ─> client: hello arrives ─┬─> refused: the answer has the reason
+//!                                      ├─> session over shared memory: memory and bells are sent
+//!                                      ├─> session over TCP
+//!                                      └─> all-to-all over TCP: a party, until all have connected
 //! ```
 //!
-//! If no connection can be accepted (no descriptor, no memory), the door ignores its listeners for
-//! a moment: a waiting connection keeps them readable.
+//! If no connection can be accepted (no descriptor, no memory), the acceptor ignores its listeners
+//! for a moment: a waiting connection keeps them readable.
 //!
 //! Over a Unix socket the kernel reports the user of the other process, which must be the user of
 //! the server. Over TCP the token decides, if there is one; replies to wrong tokens are delayed
@@ -57,7 +57,7 @@ use crate::worker::SessionPart;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections without a hello.
 const MAX_PENDING_CONNECTIONS: usize = 128;
-/// Time for which a guest cannot be replaced.
+/// Time for which a client cannot be replaced.
 const MIN_PENDING_TIME: Duration = FIRST_DELAY;
 
 enum ServerListener {
@@ -104,12 +104,12 @@ struct PendingConnection {
     received: Vec<u8>,
     accepted_at: Instant,
     deadline: Instant,
-    /// Delayed answer and its time. Once set, the door reads no more from the connection.
+    /// Delayed answer and its time. Once set, the acceptor reads no more from the connection.
     delayed_reply: Option<(Instant, DelayedReply)>,
 }
 
 impl PendingConnection {
-    /// Returns the time from which another guest may replace this one; `None` if it is admitted.
+    /// Returns the time from which another client may replace this one; `None` if it is admitted.
     fn replaceable_from(&self) -> Option<Instant> {
         (!matches!(self.delayed_reply, Some((_, DelayedReply::Admit(_)))))
             .then_some(self.accepted_at + MIN_PENDING_TIME)
@@ -166,7 +166,7 @@ pub(crate) struct SessionAcceptor {
     next_session: AtomicU64,
 }
 
-#[expect(clippy::disallowed_methods, reason = "timeouts of connections; no data depends on it")]
+#[expect(clippy::disallowed_methods, reason = "deadlines of connections; no data depends on it")]
 fn now() -> Instant {
     Instant::now()
 }
@@ -207,20 +207,20 @@ impl SessionAcceptor {
             self.wait();
             self.paused_until = self.paused_until.filter(|until| *until > now());
             for at in 0..self.listeners.len() {
-                while let Some(guest) = self.accept(at) {
-                    self.pending.push(guest);
+                while let Some(client) = self.accept(at) {
+                    self.pending.push(client);
                 }
             }
-            for guest in std::mem::take(&mut self.pending) {
-                match guest.delayed_reply.as_ref().map(|(at, _)| *at) {
-                    None => self.read_hello(guest),
-                    Some(at) if at > now() => self.pending.push(guest),
-                    Some(_) => self.send_delayed_reply(guest),
+            for client in std::mem::take(&mut self.pending) {
+                match client.delayed_reply.as_ref().map(|(at, _)| *at) {
+                    None => self.read_hello(client),
+                    Some(at) if at > now() => self.pending.push(client),
+                    Some(_) => self.send_delayed_reply(client),
                 }
             }
             let now = now();
             let before = self.pending.len() + self.partial_sessions.len();
-            self.pending.retain(|guest| guest.deadline > now || guest.delayed_reply.is_some());
+            self.pending.retain(|client| client.deadline > now || client.delayed_reply.is_some());
             self.partial_sessions.retain(|party| party.deadline > now);
             let late = before - self.pending.len() - self.partial_sessions.len();
             self.shared.refused.fetch_add(late as u64, Ordering::Relaxed);
@@ -232,11 +232,11 @@ impl SessionAcceptor {
 
     /// Waits for a connection, input or a timeout.
     fn wait(&self) {
-        let guests = self.pending.iter().filter(|guest| guest.delayed_reply.is_none());
-        let guests = guests.map(|guest| PollFd::new(&guest.socket, PollFlags::IN));
+        let clients = self.pending.iter().filter(|client| client.delayed_reply.is_none());
+        let clients = clients.map(|client| PollFd::new(&client.socket, PollFlags::IN));
         let listeners =
             self.listeners.iter().filter(|_| self.can_accept()).map(|l| PollFd::new(l, PollFlags::IN));
-        let mut polled: Vec<PollFd<'_>> = guests.chain(listeners).collect();
+        let mut polled: Vec<PollFd<'_>> = clients.chain(listeners).collect();
         polled.push(PollFd::new(&self.shared.acceptor_notifier, PollFlags::IN));
         let idle = self.shared.limits.idle_timeout;
         let place = self
@@ -245,14 +245,14 @@ impl SessionAcceptor {
             .filter(|_| self.pending.len() >= MAX_PENDING_CONNECTIONS)
             .filter_map(PendingConnection::replaceable_from);
         let due =
-            |guest: &PendingConnection| guest.delayed_reply.as_ref().map_or(guest.deadline, |(at, _)| *at);
-        let patience = (self.pending.iter().map(due))
+            |client: &PendingConnection| client.delayed_reply.as_ref().map_or(client.deadline, |(at, _)| *at);
+        let deadlines = (self.pending.iter().map(due))
             .chain(place.filter(|_| !self.can_accept()))
             .chain(self.partial_sessions.iter().map(|party| party.deadline))
             .chain(self.paused_until)
             .chain(self.idle_trackers.iter().filter_map(|watched| watched.since.checked_add(idle?)));
         let left =
-            patience.min().map(|until| until.saturating_duration_since(now()) + Duration::from_millis(1));
+            deadlines.min().map(|until| until.saturating_duration_since(now()) + Duration::from_millis(1));
         let timeout: Option<Timespec> = left.and_then(|left| left.try_into().ok());
         let _ = rustix::event::poll(&mut polled, timeout.as_ref()); // the caller checks all of them
     }
@@ -262,10 +262,10 @@ impl SessionAcceptor {
             && (self.pending.len() < MAX_PENDING_CONNECTIONS || self.replaceable().is_some())
     }
 
-    /// Returns the guest that a new connection may replace.
+    /// Returns the client that a new connection may replace.
     fn replaceable(&self) -> Option<usize> {
-        let (now, guests) = (now(), self.pending.iter().enumerate());
-        let may_go = guests.filter_map(|(index, guest)| Some((guest.replaceable_from()?, index)));
+        let (now, clients) = (now(), self.pending.iter().enumerate());
+        let may_go = clients.filter_map(|(index, client)| Some((client.replaceable_from()?, index)));
         may_go.min().filter(|(at, _)| *at <= now).map(|(_, index)| index)
     }
 
@@ -308,21 +308,21 @@ impl SessionAcceptor {
         })
     }
 
-    /// Reads from a guest, which then stays, is admitted, or is refused.
-    fn read_hello(&mut self, mut guest: PendingConnection) {
+    /// Reads from a client, which then stays, is admitted, or is refused.
+    fn read_hello(&mut self, mut client: PendingConnection) {
         let mut bytes = [0; HELLO_BYTES + MAX_TOKEN_BYTES + 1];
-        let room = bytes.len() - guest.received.len();
-        let heard = match recv(&guest.socket, &mut bytes[..room], RecvFlags::empty()) {
+        let room = bytes.len() - client.received.len();
+        let heard = match recv(&client.socket, &mut bytes[..room], RecvFlags::empty()) {
             Ok((_, 0)) => return self.refuse(None, HandshakeStatus::Malformed),
             Ok((_, count)) => count,
-            Err(Errno::AGAIN | Errno::INTR) => return self.pending.push(guest),
+            Err(Errno::AGAIN | Errno::INTR) => return self.pending.push(client),
             Err(_) => return self.refuse(None, HandshakeStatus::Malformed),
         };
-        guest.received.extend_from_slice(&bytes[..heard]);
-        match ClientHello::decode(&guest.received) {
-            Ok(None) => self.pending.push(guest),
-            Ok(Some(hello)) => self.authenticate(guest, hello),
-            Err(status) => self.refuse(Some(&guest.socket), status),
+        client.received.extend_from_slice(&bytes[..heard]);
+        match ClientHello::decode(&client.received) {
+            Ok(None) => self.pending.push(client),
+            Ok(Some(hello)) => self.authenticate(client, hello),
+            Err(status) => self.refuse(Some(&client.socket), status),
         }
     }
 
@@ -333,30 +333,30 @@ impl SessionAcceptor {
         }
     }
 
-    /// Returns true if the guest may be admitted.
-    fn is_authorized(&self, guest: &PendingConnection, hello: &ClientHello) -> bool {
-        if guest.is_shared {
-            let other = rustix::net::sockopt::socket_peercred(&guest.socket);
+    /// Returns true if the client may be admitted.
+    fn is_authorized(&self, client: &PendingConnection, hello: &ClientHello) -> bool {
+        if client.is_shared {
+            let other = rustix::net::sockopt::socket_peercred(&client.socket);
             return other.is_ok_and(|other| other.uid == rustix::process::geteuid());
         }
         self.shared.token.as_ref().is_none_or(|token| constant_time_eq(token.as_bytes(), &hello.token))
     }
 
-    /// Decides whether a guest is admitted, and when it gets the answer.
-    fn authenticate(&mut self, mut guest: PendingConnection, hello: ClientHello) {
-        let (now, knows) = (now(), self.is_authorized(&guest, &hello));
-        if guest.is_shared || self.shared.token.is_none() {
+    /// Decides whether a client is admitted, and when it gets the answer.
+    fn authenticate(&mut self, mut client: PendingConnection, hello: ClientHello) {
+        let (now, knows) = (now(), self.is_authorized(&client, &hello));
+        if client.is_shared || self.shared.token.is_none() {
             return match knows {
-                true => self.start_session(guest, &hello),
-                false => self.refuse(Some(&guest.socket), HandshakeStatus::Denied),
+                true => self.start_session(client, &hello),
+                false => self.refuse(Some(&client.socket), HandshakeStatus::Denied),
             };
         }
-        let peer = guest.peer.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-        guest.delayed_reply = match knows {
+        let peer = client.peer.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        client.delayed_reply = match knows {
             true if self.denials.is_suspicious(peer, now) => {
                 Some((now + FIRST_DELAY, DelayedReply::Admit(Box::new(hello))))
             }
-            true => return self.start_session(guest, &hello),
+            true => return self.start_session(client, &hello),
             false => {
                 self.shared.denied.fetch_add(1, Ordering::Relaxed);
                 let (delay, report) = self.denials.record_failure(peer, now);
@@ -366,35 +366,35 @@ impl SessionAcceptor {
                 Some((now + delay, DelayedReply::Denied))
             }
         };
-        self.pending.push(guest);
+        self.pending.push(client);
     }
 
     /// Gives a delayed answer.
-    fn send_delayed_reply(&mut self, mut guest: PendingConnection) {
-        match guest.delayed_reply.take() {
-            Some((_, DelayedReply::Admit(hello))) => self.start_session(guest, &hello),
-            _ => self.refuse(Some(&guest.socket), HandshakeStatus::Denied),
+    fn send_delayed_reply(&mut self, mut client: PendingConnection) {
+        match client.delayed_reply.take() {
+            Some((_, DelayedReply::Admit(hello))) => self.start_session(client, &hello),
+            _ => self.refuse(Some(&client.socket), HandshakeStatus::Denied),
         }
     }
 
-    fn start_session(&mut self, guest: PendingConnection, hello: &ClientHello) {
+    fn start_session(&mut self, client: PendingConnection, hello: &ClientHello) {
         if let Some(join) = hello.join {
-            return self.join(guest, join);
+            return self.join(client, join);
         }
         let Some(slot) = self.shared.slots.allocate() else {
-            return self.refuse(Some(&guest.socket), HandshakeStatus::Busy);
+            return self.refuse(Some(&client.socket), HandshakeStatus::Busy);
         };
         let number = self.next_session.fetch_add(1, Ordering::Relaxed);
         let whom = Recipient { slot, session: number };
-        if let Err(socket) = self.open_session(guest, hello.mode, whom) {
+        if let Err(socket) = self.open_session(client, hello.mode, whom) {
             self.refuse(socket.as_ref(), HandshakeStatus::Busy); // no memory or no descriptors
         }
     }
 
-    /// Makes a session for a guest. The error is the guest's socket if it has no answer yet.
+    /// Makes a session for a client. The error is the client's socket if it has no answer yet.
     fn open_session(
         &mut self,
-        guest: PendingConnection,
+        client: PendingConnection,
         mode: ReplyMode,
         whom: Recipient,
     ) -> Result<(), Option<OwnedFd>> {
@@ -417,22 +417,22 @@ impl SessionAcceptor {
         };
         let slots = Arc::clone(&self.shared.slots);
         let session = |inbox| Session::new(whom, mode, agent, workers, layout, inbox, slots);
-        if guest.is_shared {
+        if client.is_shared {
             let made = SharedMemory::create(layout.words(), false);
             let Ok((inbox, file)) = made else {
                 free_slot(&self.shared, whom);
-                return Err(Some(guest.socket));
+                return Err(Some(client.socket));
             };
             let session = Arc::new(session(Arc::new(inbox)));
-            return self.send_descriptors(guest.socket, &session, &file, &welcome).map_err(|_| None);
+            return self.send_descriptors(client.socket, &session, &file, &welcome).map_err(|_| None);
         }
         let session = Arc::new(session(Arc::new(SharedMemory::heap(layout.words()))));
-        set_socket_options(&guest.socket);
-        if send(&guest.socket, &welcome.encode(), SendFlags::NOSIGNAL) != Ok(HELLO_BYTES) {
+        set_socket_options(&client.socket);
+        if send(&client.socket, &welcome.encode(), SendFlags::NOSIGNAL) != Ok(HELLO_BYTES) {
             return Err(None);
         }
         let mut sockets: Vec<Option<OwnedFd>> = (0..workers).map(|_| None).collect();
-        sockets[agent] = Some(guest.socket);
+        sockets[agent] = Some(client.socket);
         let party =
             PartialSession { session, secret: welcome.secret, sockets, deadline: now() + HANDSHAKE_TIMEOUT };
         self.admit_or_wait(party);
@@ -490,26 +490,26 @@ impl SessionAcceptor {
         Ok(())
     }
 
-    fn join(&mut self, guest: PendingConnection, join: SessionJoin) {
+    fn join(&mut self, client: PendingConnection, join: SessionJoin) {
         let worker = usize::try_from(join.worker).unwrap_or(usize::MAX);
         let party = self.partial_sessions.iter().position(|party| {
             party.session.recipient.session == join.session
                 && constant_time_eq(&party.secret.to_le_bytes(), &join.secret.to_le_bytes())
                 && party.sockets.get(worker).is_some_and(Option::is_none)
         });
-        let Some(at) = party.filter(|_| !guest.is_shared) else {
-            return self.refuse(Some(&guest.socket), HandshakeStatus::Denied);
+        let Some(at) = party.filter(|_| !client.is_shared) else {
+            return self.refuse(Some(&client.socket), HandshakeStatus::Denied);
         };
         let welcome = ServerHello {
             status: HandshakeStatus::Accepted,
             ..ServerHello::refused(HandshakeStatus::Accepted)
         };
-        set_socket_options(&guest.socket);
-        if send(&guest.socket, &welcome.encode(), SendFlags::NOSIGNAL) != Ok(HELLO_BYTES) {
+        set_socket_options(&client.socket);
+        if send(&client.socket, &welcome.encode(), SendFlags::NOSIGNAL) != Ok(HELLO_BYTES) {
             return self.refuse(None, HandshakeStatus::Malformed);
         }
         let mut party = self.partial_sessions.swap_remove(at);
-        party.sockets[worker] = Some(guest.socket);
+        party.sockets[worker] = Some(client.socket);
         self.admit_or_wait(party);
     }
 

@@ -1,10 +1,10 @@
 //! # Denials: wrong tokens by address
 //!
 //! The reply to a wrong token is delayed by 250 ms at first, twice as long for each further one, at
-//! most 4 s. No thread sleeps: the door keeps the connection until the reply is due. The reply to a
-//! correct token is immediate, so that a client is not delayed by the mistakes of another. After
-//! many wrong tokens from an address, the reply to a correct one is delayed as long as for a first
-//! mistake, so that the lack of an immediate reply reveals nothing.
+//! most 4 s. No thread sleeps: the acceptor keeps the connection until the reply is due. The reply
+//! to a correct token is immediate, so that a client is not delayed by the mistakes of another.
+//! After many wrong tokens from an address, the reply to a correct one is delayed as long as for a
+//! first mistake, so that the lack of an immediate reply reveals nothing.
 //!
 //! All addresses of this machine count as one, and so does each IPv6 network (64 bits), since a
 //! peer can choose among these addresses.

@@ -23,7 +23,7 @@ fn limit(descriptors: u64) {
         .expect("a lower limit");
 }
 
-/// Returns the processor time of the door in clock ticks. `stat` must be open already.
+/// Returns the processor time of the acceptor thread in clock ticks. `stat` must be open already.
 fn used(stat: &std::fs::File) -> u64 {
     use std::os::unix::fs::FileExt;
     let mut text = [0; 1024];
@@ -34,21 +34,22 @@ fn used(stat: &std::fs::File) -> u64 {
     number(11) + number(12)
 }
 
-/// Opens the `stat` file of the door. The thread sets its name when it runs.
-fn door_thread() -> std::fs::File {
-    let is_door = |task: &std::path::Path| {
-        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == DOOR)
+/// Opens the `stat` file of the acceptor thread. The thread sets its name when it runs.
+fn acceptor_stat() -> std::fs::File {
+    let is_acceptor = |task: &std::path::Path| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == ACCEPTOR)
     };
     loop {
         let mut tasks = std::fs::read_dir("/proc/self/task").expect("threads").flatten();
-        if let Some(task) = tasks.find(|task| is_door(&task.path())) {
+        if let Some(task) = tasks.find(|task| is_acceptor(&task.path())) {
             return std::fs::File::open(task.path().join("stat")).expect("its figures");
         }
         std::thread::yield_now();
     }
 }
 
-const DOOR: &str = "sheaf-rpc-door";
+/// Name of the thread. Linux keeps the first 15 bytes.
+const ACCEPTOR: &str = "sheaf-rpc-accep";
 
 fn welcome(mut socket: impl Read) -> Option<ServerHello> {
     let mut bytes = [0; HELLO_BYTES];
@@ -76,7 +77,7 @@ fn a_server_without_descriptors_uses_no_processor_time_and_continues_when_some_a
     };
     let family = if tcp.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let (unix, internet) = (socket(AddressFamily::UNIX), socket(family));
-    let stat = door_thread();
+    let stat = acceptor_stat();
     limit(3);
     rustix::net::connect(&unix, &SocketAddrUnix::new(path).expect("a short path")).expect("room to wait");
     rustix::net::connect(&internet, &tcp).expect("room to wait");
@@ -88,7 +89,7 @@ fn a_server_without_descriptors_uses_no_processor_time_and_continues_when_some_a
     let started = used(&stat);
     assert!(welcome(&unix).is_none(), "the server cannot accept it");
     let ticks = used(&stat) - started;
-    assert!(ticks < 25, "the door took {ticks} hundredths of a second of that second");
+    assert!(ticks < 25, "the acceptor took {ticks} hundredths of a second of that second");
     limit(before);
     unix.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     internet.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");

@@ -11,12 +11,12 @@ use crate::merge::MergeRegistry;
 use crate::merge::groups::MergeGroups;
 use crate::{KeyspaceOptions, Result};
 
-/// State shared by all handles of one open database. Background threads and the threads of the door
-/// hold the store and never this type, so that the database closes in the thread that drops the
-/// last handle.
+/// State shared by all handles of one open database. Background threads and the threads of the IPC
+/// server hold the store and never this type, so that the database closes in the thread that drops
+/// the last handle.
 pub(crate) struct OpenDatabase {
     store: Arc<Store>,
-    /// Present until the end, if the database has a door. A forked child leaves the door and its
+    /// Present until the end, if the database has an IPC socket. A forked child leaves it and its
     /// lock to the parent.
     ipc: RwLock<Option<IpcServer>>,
     fork: ForkGuard,
@@ -27,12 +27,12 @@ pub(crate) struct OpenDatabase {
 impl OpenDatabase {
     pub(crate) fn new(
         store: Arc<Store>,
-        door: Option<IpcServer>,
+        ipc_server: Option<IpcServer>,
         merge_registry: MergeRegistry,
     ) -> Arc<OpenDatabase> {
         Arc::new(OpenDatabase {
             store,
-            ipc: RwLock::new(door),
+            ipc: RwLock::new(ipc_server),
             fork: ForkGuard::new(),
             merge_registry,
             merge_groups: MergeGroups::default(),
@@ -58,10 +58,10 @@ impl OpenDatabase {
     }
 
     pub(crate) fn has_ipc(&self) -> bool {
-        let is_open = |door: &Option<IpcServer>| door.as_ref().is_some_and(IpcServer::is_open);
-        // While the door ends, it is locked until the last connection thread has ended. That thread
-        // may be the caller, so the lock must not be awaited.
-        !self.fork.is_child() && self.ipc.try_read().is_ok_and(|door| is_open(&door))
+        let is_open = |server: &Option<IpcServer>| server.as_ref().is_some_and(IpcServer::is_open);
+        // While the server ends, `ipc` is locked until the last connection thread has ended. That
+        // thread may be the caller, so the lock must not be awaited.
+        !self.fork.is_child() && self.ipc.try_read().is_ok_and(|server| is_open(&server))
     }
 
     /// Ends the requests of other processes, and closes the database.
@@ -70,7 +70,7 @@ impl OpenDatabase {
         self.store.close()
     }
 
-    /// Ends the door. A second caller waits for the first.
+    /// Ends the IPC server. A second caller waits for the first.
     fn close_ipc(&self) {
         if !self.fork.is_child() {
             drop(self.ipc.write().unwrap_or_else(PoisonError::into_inner).take());

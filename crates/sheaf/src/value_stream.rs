@@ -318,10 +318,10 @@ impl ValueWriter {
         loop {
             let state = keyspace.state()?;
             store.adapt_value(&mut whole, &state)?;
-            let mut staged = std::mem::take(&mut whole.blobs);
+            let mut blobs = std::mem::take(&mut whole.blobs);
             let write = CommitWrite::new(&state, EngineOp::new(&key, whole.action()));
             let mut writes = [CommitWrite { expires: whole.expires, ..write }];
-            match store.commit_with_blobs(&mut writes, &mut staged) {
+            match store.commit_with_blobs(&mut writes, &mut blobs) {
                 Ok(CommitOutcome::Committed(seq)) => {
                     if let Some(sample) = sample {
                         let call =
@@ -336,7 +336,7 @@ impl ValueWriter {
                 Err(Error::KeyspaceNotFound { .. }) => {} // replaced or dropped: `kept` decides
                 Err(other) => return Err(other),
             }
-            whole.restore_blobs(staged);
+            whole.restore_blobs(blobs);
         }
     }
 }

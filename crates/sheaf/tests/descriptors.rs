@@ -40,17 +40,17 @@ fn the_ipc_server_survives_a_shortage_of_descriptors() {
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
     };
     let [first, second] = [socket(), socket()];
-    let door = SocketAddrUnix::new(path.join("door")).unwrap();
+    let address = SocketAddrUnix::new(path.join("door")).unwrap();
     let files = 1; // the spare descriptor of the database files
-    assert!(open_nulls().len() > others.len() + files, "the door keeps a descriptor");
+    assert!(open_nulls().len() > others.len() + files, "the IPC server keeps a descriptor");
     limit(3);
     // The first connection gets a free descriptor. None is left for the next one, so that the owner
     // closes its spare descriptor for the IPC socket.
-    rustix::net::connect(&first, &door).unwrap();
+    rustix::net::connect(&first, &address).unwrap();
     while open_nulls().len() > others.len() + files {
         std::thread::yield_now();
     }
-    rustix::net::connect(&second, &door).unwrap();
+    rustix::net::connect(&second, &address).unwrap();
     let second = UnixStream::from(second);
     second.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     assert!((&second).read_exact(&mut [0; 16]).is_err(), "the connection is not accepted");

@@ -20,7 +20,7 @@ struct IpcDir(PathBuf);
 
 impl IpcDir {
     fn new(name: &str) -> IpcDir {
-        let dir = std::env::temp_dir().join(format!("sheaf-door-{name}-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("sheaf-ipc-{name}-{}", std::process::id()));
         std::fs::remove_dir_all(&dir).ok();
         std::fs::create_dir_all(&dir).unwrap();
         IpcDir(dir)
@@ -314,7 +314,7 @@ const HEARTBEAT: u8 = 17;
 
 #[test]
 fn a_stalled_connection_delays_neither_the_owner_nor_other_connections() {
-    let dir = IpcDir::new("guests");
+    let dir = IpcDir::new("clients");
     let db = Database::open(dir.db()).unwrap();
     let socket = dir.db().join("door");
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
@@ -324,20 +324,20 @@ fn a_stalled_connection_delays_neither_the_owner_nor_other_connections() {
         b"SHEAFDOR\x09\0\0\0\0\0\0\0",
         b"SHEAFDOR\x08\0\0\0\0\0\0\0\xff\xff\xff\xff",
     ] {
-        let mut guest = UnixStream::connect(&socket).unwrap();
-        guest.write_all(nonsense).unwrap();
+        let mut client = UnixStream::connect(&socket).unwrap();
+        client.write_all(nonsense).unwrap();
         let mut said = Vec::new();
-        guest.read_to_end(&mut said).ok();
+        client.read_to_end(&mut said).ok();
         assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x08\0\0\0"));
     }
-    let mut guest = UnixStream::connect(&socket).unwrap();
-    guest.write_all(b"SHEAFDOR\x08\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
-    guest.read_exact(&mut [0; 16]).unwrap();
+    let mut client = UnixStream::connect(&socket).unwrap();
+    client.write_all(b"SHEAFDOR\x08\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
+    client.read_exact(&mut [0; 16]).unwrap();
     let mut answer = || {
         let (mut len, mut answer) = ([0; 4], Vec::new());
-        guest.read_exact(&mut len).unwrap();
+        client.read_exact(&mut len).unwrap();
         answer.resize(u32::from_le_bytes(len) as usize, 0);
-        guest.read_exact(&mut answer).unwrap();
+        client.read_exact(&mut answer).unwrap();
         answer[0]
     };
     // Heartbeats may precede the reply.
@@ -391,13 +391,13 @@ fn silent_owner(dir: &Path, hello: Option<&[u8]>) -> (UnixListener, Option<UnixS
     let listener = UnixListener::bind(dir.join("door")).unwrap();
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| AttachedOwner::connect(dir)?.unwrap().persist());
-        let guest = hello.map(|hello| {
-            let mut guest = listener.accept().unwrap().0;
-            guest.write_all(hello).unwrap();
-            guest
+        let client = hello.map(|hello| {
+            let mut client = listener.accept().unwrap().0;
+            client.write_all(hello).unwrap();
+            client
         });
         let said = asking.join().unwrap();
-        (listener.try_clone().unwrap(), guest, said)
+        (listener.try_clone().unwrap(), client, said)
     })
 }
 
@@ -412,7 +412,7 @@ fn an_unresponsive_owner_is_an_error_that_names_it() {
         for (name, hello) in silences {
             let dir = dir.0.join(name);
             scope.spawn(move || {
-                let (_listener, _guest, said) = silent_owner(&dir, hello);
+                let (_listener, _client, said) = silent_owner(&dir, hello);
                 let Err(Error::OwnerUnresponsive { pid, program, is_stopped: false, .. }) = &said else {
                     panic!("{name}: {said:?}");
                 };

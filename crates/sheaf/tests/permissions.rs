@@ -88,7 +88,7 @@ fn a_new_database_is_accessible_to_its_owner_only() {
     let dir = PermissionsDir::new("new");
     let db = Database::open(dir.at("above/db")).unwrap();
     fill(&db);
-    assert_eq!(modes(&dir.at("above")), only(0o700, 0o600), "open, with its door");
+    assert_eq!(modes(&dir.at("above")), only(0o700, 0o600), "open, with its IPC socket");
     db.close().unwrap();
     assert_eq!(modes(&dir.at("above")), only(0o700, 0o600), "closed");
     // In a directory of the user, the files are nevertheless accessible only to the owner.

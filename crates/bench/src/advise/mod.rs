@@ -1,10 +1,10 @@
 //! # Advise: a test of the advice of `sheaf advise`
 //!
 //! *Check* (`sheaf-bench advise`): workloads that are not in the measured costs
-//! (`tables/advise.toml`) run on every engine, in turns of one slice each. The sketch of each
-//! engine's own run is the input of one advice. The advice is right if the advised engine was the
-//! fastest or within 5 % of it. It is also right if a sign test at the level of 5 % cannot tell the
-//! two engines apart.
+//! (`tables/advise.toml`) run on every engine, in turns of one slice each. The workload statistics
+//! of each engine's own run are the input of one advice. The advice is right if the advised engine
+//! was the fastest or within 5 % of it. It is also right if a sign test at the level of 5 % cannot
+//! tell the two engines apart.
 //!
 //! *Measurement* (`sheaf-bench advise --measure`, module `costs`): the costs that the advice uses,
 //! as lines of `crates/advisor/src/advice/costs.tsv`.
@@ -161,7 +161,7 @@ struct EngineRun {
     turns: Vec<f64>,
 }
 
-/// Result of an engine: its speed, that of each turn, and the advice from the sketch of its run.
+/// Result of an engine: its speed, that of each turn, and the advice from the workload of its run.
 struct EngineResult {
     engine: &'static str,
     speed: f64,
@@ -195,7 +195,7 @@ fn check_mix(options: &args::AdviseArgs, place: &RunDir, row: &MixRow) -> Result
     Ok(report(row, all))
 }
 
-/// Prints a line. Returns whether the worst advice of all sketches was right.
+/// Prints a line. Returns whether the worst advice of all engines was right.
 fn report(row: &MixRow, mut all: Vec<EngineResult>) -> bool {
     all.sort_by(|a, b| b.speed.total_cmp(&a.speed));
     let Some(fastest) = all.first() else { return false };
@@ -247,7 +247,7 @@ fn binomial_at_most(heads: usize, throws: usize) -> f64 {
     sum / 2f64.powf(throws as f64)
 }
 
-/// Formats the speed of an engine, and the speed that its own sketch predicts.
+/// Formats the speed of an engine, and the speed that its own workload predicts.
 fn describe_speed(found: &EngineResult) -> String {
     let own = found.advice.candidates.iter().find(|candidate| candidate.engine == found.engine);
     let predicted = own.map_or("none".to_owned(), |candidate| format!("{:.1}", 1e6 / candidate.ns));
@@ -275,7 +275,8 @@ fn candidates(mix: &WorkloadMix, place: &RunDir) -> Result<Vec<&'static str>> {
     Ok(engines)
 }
 
-/// Ages the databases, and then resets their sketches, which must not include the ageing.
+/// Ages the databases, and then resets their workload statistics, which must not include the
+/// ageing.
 fn age_stores<'s>(mut subjects: impl Iterator<Item = &'s ReplayDatabase>) -> Result<()> {
     wait_until_idle(MAX_QUIESCE);
     subjects.try_for_each(|subject| {

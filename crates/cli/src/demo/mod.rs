@@ -39,11 +39,11 @@ pub(crate) struct Demo {
 
 pub(crate) fn run(args: &Demo) -> Result {
     let (source, texts) = texts::collect_texts(args.file.as_deref())?;
-    let ground = DemoDir::new(args.dir.as_deref())?;
+    let demo_dir = DemoDir::new(args.dir.as_deref())?;
     let mut page = DemoPage::new();
-    page.title(&ground.database, &source)?;
-    tour(&mut page, &ground.database, &texts)?;
-    crash::show(&mut page, &ground.database)?;
+    page.title(&demo_dir.database, &source)?;
+    tour(&mut page, &demo_dir.database, &texts)?;
+    crash::show(&mut page, &demo_dir.database)?;
     page.end(args.dir.as_deref())
 }
 

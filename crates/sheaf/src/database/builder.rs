@@ -124,7 +124,7 @@ impl fmt::Debug for Builder {
             .field("read_only", read_only)
             .field("memory", memory)
             .field("durability", durability)
-            .field("door", &self.ipc)
+            .field("ipc", &self.ipc)
             .finish_non_exhaustive()
     }
 }
@@ -151,9 +151,9 @@ impl Builder {
     ///
     /// If no process has the database open for writing, readers share it and keep writers out until
     /// they close. If another process has it open for writing, the reader *attaches* to that owner
-    /// through its [door](Builder::ipc). An attached reader sees a fixed snapshot, takes no lock,
-    /// and blocks neither reads nor writes of the owner. The owner keeps the data of the snapshot
-    /// on disk until the reader closes; [`DatabaseStats::pinned_states`] and
+    /// through its [IPC socket](Builder::ipc). An attached reader sees a fixed snapshot, takes no
+    /// lock, and blocks neither reads nor writes of the owner. The owner keeps the data of the
+    /// snapshot on disk until the reader closes; [`DatabaseStats::pinned_states`] and
     /// [`DatabaseStats::pinned_bytes`] show it. If the owner closes the database or dies, reads
     /// that the cache cannot answer return [`Error::OwnerClosed`]; open the database again.
     ///
@@ -178,12 +178,12 @@ impl Builder {
         self
     }
 
-    /// Sets whether the owner listens on its *door*, a Unix socket in the database directory
-    /// (default: yes). Through it, processes of the same user and of root request statistics,
-    /// backups and conversions ([`crate::AttachedOwner`]), or attach as readers
+    /// Sets whether the owner listens on its *IPC socket*, a Unix socket in the database
+    /// directory (default: yes). Through it, processes of the same user and of root request
+    /// statistics, backups and conversions ([`crate::AttachedOwner`]), or attach as readers
     /// ([`Builder::read_only`]). For a reader it sets whether the reader may attach.
     ///
-    /// If the file system does not support sockets, the database opens without the door;
+    /// If the file system does not support sockets, the database opens without the socket;
     /// [`crate::DatabaseStats::has_ipc`] shows whether it has one.
     ///
     /// ```
@@ -196,8 +196,8 @@ impl Builder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn ipc(mut self, door: bool) -> Builder {
-        self.ipc = door;
+    pub fn ipc(mut self, ipc: bool) -> Builder {
+        self.ipc = ipc;
         self
     }
 
@@ -267,9 +267,9 @@ impl Builder {
     ///
     /// Beyond this number the database closes the descriptors of unused files and opens the files
     /// again on the next use; [`DatabaseStats::descriptors`] counts that. Reads of mapped segments
-    /// need no descriptor. The limit excludes a few descriptors for the lock and the door, one for
-    /// each thread in a file operation while all others are in use, and those of deleted files that
-    /// a snapshot or an iterator still reads.
+    /// need no descriptor. The limit excludes a few descriptors for the lock and the IPC socket,
+    /// one for each thread in a file operation while all others are in use, and those of deleted
+    /// files that a snapshot or an iterator still reads.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

@@ -114,7 +114,7 @@ impl Database {
         self.store.pump()
     }
 
-    /// Exports a snapshot for an attached reader, as the door does for other processes. For tests.
+    /// Exports a snapshot for an attached reader, as the owner does for other processes. For tests.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! # Opening of a database: alone, attached to its owner, or through a connection
 //!
 //! ```text
-//!  Builder::open ── retry_while_locked ─> open_once ─┬─ lock file free ─> Store::open ─> door
+//!  Builder::open ── retry_while_locked ─> open_once ─┬─ lock file free ─> Store::open ─> IpcServer
 //!                        ^                           └─ locked, reader ─> open_attached
 //!                        └── Locked: wait for the other process, at most `Builder::wait`
 //! ```
@@ -105,7 +105,7 @@ impl Builder {
         if self.persistence_mode == Some(PersistenceMode::Dax) && self.is_real && !options.read_only {
             check_dax(path)?;
         }
-        let (disk, has_door) = (self.limited_disk(), self.ipc && self.is_real);
+        let (disk, uses_ipc) = (self.limited_disk(), self.ipc && self.is_real);
         let alone = || match waiting.must_yield_to_writer() {
             true => Err(Error::locked(path, None, LockConflict::Readers)),
             false => {
@@ -113,15 +113,15 @@ impl Builder {
             }
         };
         let store = match alone() {
-            Err(Error::Locked { .. }) if options.read_only && has_door => {
+            Err(Error::Locked { .. }) if options.read_only && uses_ipc => {
                 open_attached(path, options, Arc::clone(&disk), clock, engines, alone)?
             }
             opened => opened?,
         };
         let is_owner = !options.read_only && !options.inline;
-        let door =
-            (has_door && is_owner).then(|| IpcServer::open(&store, merge_registry.clone()).ok()).flatten();
-        Ok(Database { store: OpenDatabase::new(store, door, merge_registry.clone()) })
+        let server =
+            (uses_ipc && is_owner).then(|| IpcServer::open(&store, merge_registry.clone()).ok()).flatten();
+        Ok(Database { store: OpenDatabase::new(store, server, merge_registry.clone()) })
     }
 
     /// Waits until no process has the database in `path` open for writing.

@@ -69,8 +69,8 @@ impl ExportedSnapshot {
     }
 }
 
-/// Attaches to the owner of the locked database in `path`. If the owner has no door or is closing,
-/// calls `alone`.
+/// Attaches to the owner of the locked database in `path`. If the owner has no IPC socket or is
+/// closing, calls `alone`.
 pub(crate) fn open_attached(
     path: &Path,
     options: &StoreOptions,

@@ -69,8 +69,8 @@ pub struct AttachedOwner {
 
 impl AttachedOwner {
     /// Connects to the process that has the database in `path` open. Returns `None` if no process
-    /// has it open, or if this process may not connect: the owner has no door or belongs to another
-    /// user.
+    /// has it open, or if this process may not connect: the owner has no IPC socket or belongs to
+    /// another user.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -88,7 +88,7 @@ impl AttachedOwner {
     /// - [`Error::Io`] from the operating system, of kind `Unsupported` on Windows.
     pub fn connect(path: impl AsRef<Path>) -> Result<Option<AttachedOwner>> {
         let dir = path.as_ref();
-        let door = dir.join(IPC_SOCKET_NAMES[0]);
+        let socket_path = dir.join(IPC_SOCKET_NAMES[0]);
         // Before the connection, so that it cannot be a later owner's.
         let Ok(lock) = read_lock_file(dir) else { return Ok(None) };
         let Some(stream) = connect_socket(dir, &lock)? else { return Ok(None) };
@@ -105,10 +105,10 @@ impl AttachedOwner {
                 ));
             }
             Ok((found, _)) => {
-                return Err(Error::UnsupportedVersion { path: door, found, supported: VERSION });
+                return Err(Error::UnsupportedVersion { path: socket_path, found, supported: VERSION });
             }
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                return Err(Error::io(IoOp::Communicate, &door, e));
+                return Err(Error::io(IoOp::Communicate, &socket_path, e));
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(owner.unresponsive_error()),
             Err(_) => return Ok(None), // it is closing, or rejects our user
@@ -116,7 +116,7 @@ impl AttachedOwner {
         Ok(Some(owner))
     }
 
-    /// Like [`AttachedOwner::connect`]. `None` on a system without doors.
+    /// Like [`AttachedOwner::connect`]. `None` on a system without Unix sockets.
     pub(crate) fn find(path: &Path) -> Result<Option<AttachedOwner>> {
         if cfg!(unix) { AttachedOwner::connect(path) } else { Ok(None) }
     }
@@ -503,14 +503,14 @@ pub(super) fn unexpected_reply(reply: &IpcReply) -> Error {
     Error::InvalidArgument { argument: "reply", reason: format!("{reply:?} was not asked for") }
 }
 
-/// Connects to the door, with [`RESPONSE_TIMEOUT`] as the timeout of every operation. Returns
+/// Connects to the IPC socket, with [`RESPONSE_TIMEOUT`] as the timeout of every operation. Returns
 /// `None` if there is no owner, or none that admits this process.
 #[cfg(unix)]
 fn connect_socket(dir: &Path, lock: &[u8]) -> Result<Option<Stream>> {
     use rustix::io::Errno;
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     use sheaf_platform::unix_socket::{SocketDir, stream_socket};
-    let door = dir.join(IPC_SOCKET_NAMES[0]);
+    let socket_path = dir.join(IPC_SOCKET_NAMES[0]);
     let opened = match SocketDir::open(dir) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
         opened => opened.map_err(|refusal| Error::io(IoOp::Open, dir, refusal.into()))?,
@@ -526,10 +526,10 @@ fn connect_socket(dir: &Path, lock: &[u8]) -> Result<Option<Stream>> {
     })();
     match connected {
         Ok(stream) => Ok(Some(stream)),
-        // A path that is too long for an address has no door.
+        // A path that is too long for an address has no socket.
         Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::NAMETOOLONG) => Ok(None),
         Err(Errno::AGAIN) => Err(unresponsive_error(dir, lock)),
-        Err(refusal) => Err(Error::io(IoOp::Connect, &door, io::Error::from(refusal))),
+        Err(refusal) => Err(Error::io(IoOp::Connect, &socket_path, io::Error::from(refusal))),
     }
 }
 

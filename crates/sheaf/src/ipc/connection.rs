@@ -1,7 +1,7 @@
-//! # Guest: one connection, from the owner's side
+//! # Connection: one client, from the owner's side
 //!
 //! Serves requests one after the other. During a long request each step sends the progress and
-//! checks the connection. If the guest has closed it, or the database closes, the request is
+//! checks the connection. If the client has closed it, or the database closes, the request is
 //! cancelled.
 
 use std::net::Shutdown;
@@ -25,7 +25,7 @@ use crate::{BackupOptions, BackupRate, CacheStats, CompactionReport, Error, Keys
 /// Target size of the parts of a list in bytes, and most bytes of one item.
 pub(super) const MAX_CHUNK_BYTES: usize = 256 << 10;
 
-/// Serves a guest until the end of the connection.
+/// Serves a client until the end of the connection.
 pub(super) fn serve(
     store: &Weak<Store>,
     operators: &MergeRegistry,
@@ -39,7 +39,7 @@ pub(super) fn serve(
     }
     loop {
         if !state.set_activity(ConnectionActivity::Idle) {
-            return; // replaced by another guest
+            return; // replaced by another client
         }
         let Ok(Some(message)) = wire::receive(stream) else { return };
         let Some(store) = store.upgrade() else { return };
@@ -47,14 +47,14 @@ pub(super) fn serve(
             return;
         }
         working();
-        let guest = RequestHandler { store: &store, operators, state, stream };
+        let handler = RequestHandler { store: &store, operators, state, stream };
         let done = match IpcRequest::decode(&message) {
-            Ok(request) => guest.handle(request),
+            Ok(request) => handler.handle(request),
             Err(what) => Err(Error::InvalidArgument { argument: "request", reason: what.to_string() }),
         };
         let is_sent = match done {
             Ok(()) => true,
-            Err(error) => guest.send(&IpcReply::Failed(error)),
+            Err(error) => handler.send(&IpcReply::Failed(error)),
         };
         if !is_sent {
             return;
@@ -62,7 +62,7 @@ pub(super) fn serve(
     }
 }
 
-/// Sends the hello, and waits for that of the guest.
+/// Sends the hello, and waits for that of the client.
 fn handshake(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(SEND_TIMEOUT))?;
     wire::send_hello(stream, HelloStatus::Accepted)?;
@@ -82,7 +82,7 @@ impl Drop for ShutdownOnDrop<'_> {
     }
 }
 
-/// A snapshot that a guest reads. The connection ends before the snapshot is released (ipc I4).
+/// A snapshot that a client reads. The connection ends before the snapshot is released (ipc I4).
 struct ServedExport<'a> {
     #[expect(dead_code, reason = "dropped first")]
     ending: ShutdownOnDrop<'a>,
@@ -109,7 +109,7 @@ impl RequestHandler<'_> {
     }
 
     /// Sends the progress if that does not block, since other threads may wait for the work.
-    /// Returns `Break` if the guest has closed the connection.
+    /// Returns `Break` if the client has closed the connection.
     fn send_progress(&self, reply: &IpcReply) -> ControlFlow<()> {
         if wire::is_peer_closed(self.stream) || (wire::can_send(self.stream) && !self.send(reply)) {
             return ControlFlow::Break(());
@@ -231,7 +231,7 @@ impl RequestHandler<'_> {
         self.send_or_cancel(&IpcReply::VerifyDone(report))
     }
 
-    /// Exports a snapshot until the guest leaves or the database closes.
+    /// Exports a snapshot until the client leaves or the database closes.
     fn export(&self) -> Result<()> {
         let (hold, items) = self.store.export_state()?;
         let lent = ServedExport { ending: ShutdownOnDrop(self.stream), export: hold };

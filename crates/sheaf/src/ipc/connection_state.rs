@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!  greeting ─> nothing <─> working ─> lending
-//!       └─────────┴─ replaced by another guest ─> shown out
+//!       └─────────┴─ replaced by another client ─> closed
 //! ```
 //!
 //! The state is locked while a message is sent. A sign of life therefore never interrupts a message
-//! or follows the last message of a listing, and a guest with a pending request is never replaced.
+//! or follows the last message of a listing, and a client with a pending request is never replaced.
 
 use std::io;
 use std::net::Shutdown;
@@ -20,7 +20,7 @@ use sheaf_platform::unix_socket::Peer;
 use super::message::IpcReply;
 use super::wire;
 
-/// Activity of a guest thread.
+/// Activity of a connection thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionActivity {
     /// Waits for the hello.
@@ -29,9 +29,9 @@ pub(super) enum ConnectionActivity {
     Idle,
     /// Serves a request.
     Working,
-    /// Keeps a snapshot for the guest and sends nothing.
+    /// Keeps a snapshot for the client and sends nothing.
     Exporting,
-    /// Ends: another guest replaces this one.
+    /// Ends: another client replaces this one.
     Evicted,
 }
 
@@ -69,7 +69,7 @@ impl ConnectionState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the activity of the guest thread. Returns false if the guest was replaced.
+    /// Sets the activity of the connection thread. Returns false if the client was replaced.
     pub(super) fn set_activity(&self, doing: ConnectionActivity) -> bool {
         let mut state = self.state();
         if state.activity == ConnectionActivity::Evicted {
@@ -113,7 +113,7 @@ impl ConnectionState {
             .then_some(state.since)
     }
 
-    /// Returns true if another guest replaces this one.
+    /// Returns true if another client replaces this one.
     pub(super) fn is_evicted(&self) -> bool {
         self.state.try_lock().is_ok_and(|state| state.activity == ConnectionActivity::Evicted)
     }

@@ -1,8 +1,8 @@
 //! # Feed: changes for another process, from the owner's side
 //!
-//! Sends commits until none is left, or, to a guest that follows the feed, until the connection or
+//! Sends commits until none is left, or, to a client that follows the feed, until the connection or
 //! the database closes. A waiting thread polls the socket and a notifier. A sync round wakes it.
-//! A guest sends nothing during a request, so any event at the socket ends the request.
+//! A client sends nothing during a request, so any event at the socket ends the request.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Drop for Registration<'_> {
 }
 
 impl RequestHandler<'_> {
-    /// Sends the changes that the guest wants.
+    /// Sends the changes that the client wants.
     pub(super) fn changes(&self, query: &ChangeQuery) -> Result<()> {
         let from = match query.from {
             Some(from) => from,
@@ -80,7 +80,8 @@ impl RequestHandler<'_> {
     }
 }
 
-/// Waits until the reader may have a commit, or until the guest or the owner closes the connection.
+/// Waits until the reader may have a commit, or until the client or the owner closes the
+/// connection.
 fn wait_for_changes(stream: &UnixStream, reader: &ChangeReader, waker: &Arc<FeedWaker>) -> Result<()> {
     let mut registration = Registration { reader, key: None };
     let woken = Waker::from(Arc::clone(waker));

@@ -1,4 +1,4 @@
-//! # Messages: requests and replies of the door
+//! # Messages: requests and replies over the IPC socket
 //!
 //! A message is a kind (one byte) and its fields; docs/format/ipc.md lists them. Received bytes
 //! are decoded into these types or rejected.
@@ -19,7 +19,7 @@ use crate::{
     EngineOptions, Error, VerifyReport,
 };
 
-/// A request of a guest. Its variants list the replies; `..` means any number.
+/// A request of a client. Its variants list the replies; `..` means any number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum IpcRequest {
     /// Statistics: [`IpcReply::Stats`], [`IpcReply::Caches`] .., a [`IpcReply::Keyspace`] each,
@@ -43,7 +43,7 @@ pub(super) enum IpcRequest {
     /// lease.
     Export,
     /// For each commit: [`IpcReply::Change`] .., each with [`IpcReply::ValuePart`] .., and
-    /// [`IpcReply::Commit`]. Then [`IpcReply::Done`], unless the guest follows the feed.
+    /// [`IpcReply::Commit`]. Then [`IpcReply::Done`], unless the client follows the feed.
     Changes(ChangeQuery),
 }
 

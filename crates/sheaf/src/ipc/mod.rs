@@ -1,13 +1,13 @@
-//! # Door: the Unix socket through which other processes reach the owner of a database
+//! # IPC socket: the Unix socket through which other processes reach the owner of a database
 //!
 //! Serves statistics, backups, conversions, the change feed, and snapshots to attached readers.
 //! docs/format/ipc.md specifies every byte. `server`, `connection` and `feed` serve,
-//! `attached_owner` is the client; other modules encode. Windows has no door.
+//! `attached_owner` is the client; other modules encode. Windows has no IPC socket.
 //!
 //! ```text
 //!  owner                                            client process
-//!  Handle ── Door ── accept thread                  AttachedOwner::connect ── socket `door`
-//!              │        └ guest threads <── hello, requests ──┘
+//!  Handle ── IpcServer ── accept thread             AttachedOwner::connect ── socket `door`
+//!              │        └ connection threads <── hello, requests ──┘
 //!              │             └ Weak<Store>  ── replies: progress, a result, or an error ──>
 //!              └ end: sockets shut, threads joined; then the store closes
 //! ```
@@ -16,14 +16,14 @@
 //!
 //! 1. The socket is created under the lock with mode 0600 before it gets its name. The kernel must
 //!    identify the peer as the owner's user or root.
-//! 2. A database works without a door; `DatabaseStats::has_ipc` shows whether it has one.
-//! 3. Guest threads hold the store, never a handle, and end before the store closes.
+//! 2. A database works without an IPC socket; `DatabaseStats::has_ipc` shows whether it has one.
+//! 3. Connection threads hold the store, never a handle, and end before the store closes.
 //! 4. The owner shuts a connection before it releases the snapshot exported through it. If a reader
 //!    finds the connection open *after* a read, the read is valid.
-//! 5. Input of a guest never makes the owner panic, wait at close, or allocate more than a message.
-//! 6. A guest that sends no hello within `HELLO_TIMEOUT`, or does not read for
+//! 5. Client input never makes the owner panic, wait at close, or allocate more than a message.
+//! 6. A client that sends no hello within `HELLO_TIMEOUT`, or does not read for
 //!    `SEND_TIMEOUT`, is disconnected. At the connection limit, so is the longest idle one.
-//! 7. During a request the guest receives a message at least every `HEARTBEAT_INTERVAL`.
+//! 7. During a request the client receives a message at least every `HEARTBEAT_INTERVAL`.
 //! 8. An open socket stays open: errors of `accept` are retried (`sheaf_platform::accept`).
 //!
 //! Threads: one accepts and sends signs of life; at most `MAX_CONNECTIONS` serve. `shutdown` and

@@ -36,7 +36,7 @@ pub struct KeyspaceOverview {
 }
 
 /// Collects the statistics of the store.
-pub(crate) fn overview(store: &Arc<Store>, door: bool) -> DatabaseOverview {
+pub(crate) fn overview(store: &Arc<Store>, has_ipc: bool) -> DatabaseOverview {
     let map = store.keyspaces();
     let keyspaces = map.into_iter().map(|info| {
         let state = store.find_keyspace(&info.name).ok().flatten();
@@ -51,7 +51,7 @@ pub(crate) fn overview(store: &Arc<Store>, door: bool) -> DatabaseOverview {
     });
     let keyspaces = keyspaces.collect();
     let mut stats = store.stats();
-    stats.has_ipc = door;
+    stats.has_ipc = has_ipc;
     DatabaseOverview { stats, keyspaces }
 }
 

@@ -30,28 +30,28 @@ const MAX_CONNECTIONS: usize = 64;
 const MAX_CONNECTIONS_PER_PROCESS: usize = 32;
 /// Most connections that wait to be accepted.
 const BACKLOG: i32 = 64;
-/// Longest time until the hello of a guest.
+/// Longest time until the hello of a client.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time that a guest may leave messages unread.
+/// Longest time that a client may leave messages unread.
 pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Shortest idle time after which a connection may be replaced by a new one.
 const MIN_IDLE: Duration = Duration::from_secs(1);
 /// Interval of the signs of life during a request.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The owner's side of the door.
+/// The owner's side of the IPC socket.
 pub(crate) struct IpcServer {
     shared: Arc<IpcState>,
     accept_thread: Option<JoinHandle<()>>,
     fork: ForkGuard,
 }
 
-/// State shared by the threads of the door.
+/// State shared by the threads of the IPC server.
 struct IpcState {
     /// Directory of the database.
     dir: SocketDir,
     listener: OwnedFd,
-    /// Wakes the accept thread: a request arrived, or the door closes.
+    /// Wakes the accept thread: a request arrived, or the server closes.
     notifier: Notifier,
     store: Weak<Store>,
     operators: MergeRegistry,
@@ -65,8 +65,8 @@ struct IpcConnection {
     thread: JoinHandle<()>,
 }
 
-/// Returns a socket that listens under the name of the door. The caller must hold the lock of the
-/// database.
+/// Returns a socket that listens under the name of the IPC socket. The caller must hold the lock of
+/// the database.
 fn listen(dir: &SocketDir) -> rustix::io::Result<OwnedFd> {
     let [name, temp_name] = IPC_SOCKET_NAMES;
     for stale in IPC_SOCKET_NAMES {
@@ -88,7 +88,7 @@ fn listen(dir: &SocketDir) -> rustix::io::Result<OwnedFd> {
 }
 
 impl IpcServer {
-    /// Opens the door of an open database.
+    /// Opens the IPC socket of an open database.
     pub(crate) fn open(store: &Arc<Store>, operators: MergeRegistry) -> io::Result<IpcServer> {
         let dir = SocketDir::open(store.path())?;
         let listener = listen(&dir)?;
@@ -102,17 +102,17 @@ impl IpcServer {
             connections: Mutex::default(),
         });
         let acceptor = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("sheaf-door".into());
+        let thread = std::thread::Builder::new().name("sheaf-ipc".into());
         let acceptor = thread.spawn(move || acceptor.accept_all());
-        let mut door = IpcServer { shared, accept_thread: None, fork: ForkGuard::new() };
+        let mut server = IpcServer { shared, accept_thread: None, fork: ForkGuard::new() };
         match acceptor {
-            Ok(acceptor) => door.accept_thread = Some(acceptor),
+            Ok(acceptor) => server.accept_thread = Some(acceptor),
             Err(error) => {
-                door.close();
+                server.close();
                 return Err(error);
             }
         }
-        Ok(door)
+        Ok(server)
     }
 
     /// Returns true if new connections are accepted.
@@ -133,15 +133,15 @@ impl IpcServer {
             acceptor.thread().unpark();
             let _ = acceptor.join();
         }
-        let guests = std::mem::take(&mut *self.shared.connections());
-        for guest in &guests {
-            guest.state.shutdown();
+        let connections = std::mem::take(&mut *self.shared.connections());
+        for connection in &connections {
+            connection.state.shutdown();
         }
-        for guest in guests {
-            let _ = guest.thread.join();
+        for connection in connections {
+            let _ = connection.thread.join();
         }
         let is_alone = self.shared.connections().is_empty();
-        assert!(is_alone, "ipc (I3): all guest threads end before the store closes");
+        assert!(is_alone, "ipc (I3): all connection threads end before the store closes");
     }
 }
 
@@ -169,9 +169,10 @@ impl IpcState {
         }
     }
 
-    /// Waits for a connection, and sends signs of life to guests with running requests.
+    /// Waits for a connection, and sends signs of life to clients with running requests.
     fn wait(&self) {
-        let is_working = self.connections().iter().filter(|guest| guest.state.send_heartbeat()).count() > 0;
+        let is_working =
+            self.connections().iter().filter(|connection| connection.state.send_heartbeat()).count() > 0;
         let timeout = Timespec::try_from(HEARTBEAT_INTERVAL).ok().filter(|_| is_working);
         let mut polled =
             [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.notifier, PollFlags::IN)];
@@ -188,30 +189,31 @@ impl IpcState {
         if !IpcState::is_authorized(&stream) {
             return;
         }
-        let mut guests = self.connections();
-        let (over, here): (Vec<_>, Vec<_>) = guests.drain(..).partition(|guest| guest.thread.is_finished());
-        *guests = here;
-        over.into_iter().for_each(|guest| drop(guest.thread.join()));
+        let mut connections = self.connections();
+        let (over, here): (Vec<_>, Vec<_>) =
+            connections.drain(..).partition(|connection| connection.thread.is_finished());
+        *connections = here;
+        over.into_iter().for_each(|connection| drop(connection.thread.join()));
         let state = Arc::new(ConnectionState::new(stream));
-        if !evict_if_full(&guests, state.pid()) {
+        if !evict_if_full(&connections, state.pid()) {
             let _ = wire::send_hello(state.stream(), HelloStatus::Busy);
             return;
         }
         let (theirs, shared) = (Arc::clone(&state), Arc::clone(self));
-        let thread = std::thread::Builder::new().name("sheaf-guest".into());
+        let thread = std::thread::Builder::new().name("sheaf-ipc-conn".into());
         let ring = move || shared.notifier.notify();
         let (store, operators) = (Weak::clone(&self.store), self.operators.clone());
         // If no thread can be started, the connection ends.
         if let Ok(thread) = thread.spawn(move || connection::serve(&store, &operators, &theirs, ring)) {
-            guests.push(IpcConnection { state, thread });
+            connections.push(IpcConnection { state, thread });
         }
     }
 }
 
-/// Returns true if a guest of `process` can be served, if necessary after an idle connection was
+/// Returns true if a client of `process` can be served, if necessary after an idle connection was
 /// ended (I6).
-fn evict_if_full(guests: &[IpcConnection], process: Option<i32>) -> bool {
-    let here = || guests.iter().map(|guest| &guest.state).filter(|line| !line.is_evicted());
+fn evict_if_full(connections: &[IpcConnection], process: Option<i32>) -> bool {
+    let here = || connections.iter().map(|connection| &connection.state).filter(|line| !line.is_evicted());
     let of_process = |line: &&Arc<ConnectionState>| process.is_some() && line.pid() == process;
     let evict = |of: &dyn Fn(&&Arc<ConnectionState>) -> bool| {
         let idle = here().filter(of).filter_map(|line| Some((line.idle_since()?, line)));

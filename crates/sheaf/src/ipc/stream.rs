@@ -1,4 +1,4 @@
-//! # Stream: the connection of a guest to the owner
+//! # Stream: the connection of a client to the owner
 
 #[cfg(unix)]
 pub(super) use std::os::unix::net::UnixStream as Stream;

@@ -7,11 +7,11 @@ use sheaf_store::Store;
 
 use crate::merge::MergeRegistry;
 
-/// A door, of which this system has none.
+/// An IPC server, of which this system has none.
 pub(crate) enum IpcServer {}
 
 impl IpcServer {
-    /// Returns `Unsupported`. A database works without a door.
+    /// Returns `Unsupported`. A database works without an IPC socket.
     pub(crate) fn open(_: &Arc<Store>, _: MergeRegistry) -> io::Result<IpcServer> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -72,7 +72,7 @@ struct GroupSlotState {
     key: Option<(KeyspaceId, Vec<u8>)>,
     is_led: bool,
     open: Option<OpenGroup>,
-    base: Option<KeptBase>,
+    base: Option<RetainedBase>,
 }
 
 #[derive(Default)]
@@ -97,7 +97,7 @@ struct MergedCommit {
 }
 
 /// Value of a key after a commit.
-struct KeptBase {
+struct RetainedBase {
     keyspace: KeyspaceId,
     seq: Seq,
     value: Vec<u8>,
@@ -259,8 +259,8 @@ fn commit_operands(
     keyspace: &Keyspace,
     key: &[u8],
     operands: &[&[u8]],
-    mut base: Option<KeptBase>,
-) -> Result<(MergedCommit, Option<KeptBase>)> {
+    mut base: Option<RetainedBase>,
+) -> Result<(MergedCommit, Option<RetainedBase>)> {
     let store = keyspace.handle().store();
     loop {
         let state = keyspace.state()?;
@@ -300,7 +300,7 @@ fn commit_operands(
             Ok(CommitOutcome::Committed(seq)) => {
                 let keyspace = state.id();
                 let is_kept = !state.has_expiry() && key.len() + value.len() <= MAX_KEPT_BASE;
-                let base = is_kept.then_some(KeptBase { keyspace, seq, value });
+                let base = is_kept.then_some(RetainedBase { keyspace, seq, value });
                 return Ok((MergedCommit { seq, refused }, base));
             }
             Err(other) => return Err(other),
