@@ -9,8 +9,8 @@
 //!               --> S = visible, slot = S, exact --> reads at S --> slot empty
 //!   committer:  Reserve --> Inspect the slots: keep the superseded version? --> Apply --> complete
 //! ```
-//! A version has the life `[born, died)`. It is kept for an exact slot if `born <= S < died`, and
-//! for a slot that is registering if `V < died`.
+//! A version has the life `[begin, end)`. It is kept for an exact slot if `begin <= S < end`, and
+//! for a slot that is registering if `V < end`.
 //!
 //! Sheaf has a shortcut that is not modeled: a slot is exact at once if no seq above V is reserved.
 //!
@@ -240,13 +240,13 @@ impl ViewsModel {
     }
 
     /// Returns whether a slot needs a version.
-    fn needs(&self, slot: ViewSlotState, born: u8, died: u8) -> bool {
+    fn needs(&self, slot: ViewSlotState, begin: u8, end: u8) -> bool {
         let keeps_all = !slot.is_exact && self.rules.registering_slots_keep_every_version;
-        slot.state < died && (keeps_all || born <= slot.state)
+        slot.state < end && (keeps_all || begin <= slot.state)
     }
 
-    fn must_keep(&self, state: &ViewsState, born: u8, died: u8) -> bool {
-        state.slots.iter().flatten().any(|&slot| self.needs(slot, born, died))
+    fn must_keep(&self, state: &ViewsState, begin: u8, end: u8) -> bool {
+        state.slots.iter().flatten().any(|&slot| self.needs(slot, begin, end))
     }
 
     fn step(&self, state: &mut ViewsState, action: ViewsAction) {

@@ -40,9 +40,9 @@ mod tests {
 
     #[test]
     fn a_commit_ends_an_idle_period() {
-        let lull = IdleDetector::default();
-        assert_eq!([3, 3, 3, 4, 4].map(|seq| lull.observe(Seq(seq))), [0, 1, 2, 0, 1]);
-        lull.idle_count.store(u32::MAX, Ordering::Relaxed);
-        assert_eq!(lull.observe(Seq(4)), u32::MAX, "of a keyspace that rests for years");
+        let idle = IdleDetector::default();
+        assert_eq!([3, 3, 3, 4, 4].map(|seq| idle.observe(Seq(seq))), [0, 1, 2, 0, 1]);
+        idle.idle_count.store(u32::MAX, Ordering::Relaxed);
+        assert_eq!(idle.observe(Seq(4)), u32::MAX, "of a keyspace that rests for years");
     }
 }

@@ -137,15 +137,15 @@ pub fn noted_prior(op: &EngineOp<'_>) -> Address {
     op.note.get::<EntryFindings>().prior
 }
 
-/// Returns the entry that `op` replaces, superseded by commit `died`.
+/// Returns the entry that `op` replaces, superseded by commit `end_seq`.
 #[must_use]
-pub fn replaced_version(op: &EngineOp<'_>, died: Seq) -> Option<OldVersion> {
+pub fn replaced_version(op: &EngineOp<'_>, end_seq: Seq) -> Option<OldVersion> {
     let found: EntryFindings = op.note.get();
     (found.prior != Address::NONE).then(|| OldVersion {
         address: found.prior,
         span: u32::try_from(found.prior_span).unwrap_or(u32::MAX),
         begin_seq: op.prior,
-        end_seq: died,
+        end_seq,
         blob: found.prior_blob,
     })
 }

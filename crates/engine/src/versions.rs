@@ -190,10 +190,10 @@ impl<P: IndexPlace> OldVersions<P> {
             .collect()
     }
 
-    /// Returns the smallest `begin_seq` above `born` of the versions at `place`.
-    pub fn next_begin_seq(&self, place: &P, born: Seq) -> Option<Seq> {
+    /// Returns the smallest `begin_seq` above `begin` of the versions at `place`.
+    pub fn next_begin_seq(&self, place: &P, begin: Seq) -> Option<Seq> {
         let map = self.map.read();
-        map.get(place)?.iter().map(|old| old.begin_seq).filter(|other| *other > born).min()
+        map.get(place)?.iter().map(|old| old.begin_seq).filter(|other| *other > begin).min()
     }
 
     /// Returns true if there is a version with this address at `place`.
@@ -322,11 +322,11 @@ mod tests {
         OldVersions::new(Arc::new(EngineContext::new(blobs, 1 << 20, 7, true)))
     }
 
-    fn push(versions: &OldVersions<u64>, place: u64, born: u64, died: u64) {
+    fn push(versions: &OldVersions<u64>, place: u64, begin: u64, end: u64) {
         let address = Address::from_bits(place * 64);
         versions.push(
             place,
-            OldVersion { address, span: 64, begin_seq: Seq(born), end_seq: Seq(died), blob: None },
+            OldVersion { address, span: 64, begin_seq: Seq(begin), end_seq: Seq(end), blob: None },
         );
     }
 

@@ -277,10 +277,10 @@ impl Views {
         slots.chain(self.overflow.iter().flat_map(move |rest| rest.range(range.clone()).map(|(seq, _)| *seq)))
     }
 
-    /// Returns true if a view reads a version that exists from `born` to before `died`.
+    /// Returns true if a view reads a version that exists from `begin` to before `end`.
     #[must_use]
-    pub fn needs(&self, born: Seq, died: Seq) -> bool {
-        self.from.is_some_and(|from| from < died) || self.between(born, died).next().is_some()
+    pub fn needs(&self, begin: Seq, end: Seq) -> bool {
+        self.from.is_some_and(|from| from < end) || self.between(begin, end).next().is_some()
     }
 
     /// Returns the states before `seq` that views read or may come to read, oldest first.
@@ -309,14 +309,14 @@ impl Views {
     /// Like [`Views::needs`], for a version that may have been superseded after the views were
     /// collected: a view that registered in between may read it.
     #[must_use]
-    pub fn may_need(&self, born: Seq, died: Seq) -> bool {
-        died > self.as_of || self.needs(born, died)
+    pub fn may_need(&self, begin: Seq, end: Seq) -> bool {
+        end > self.as_of || self.needs(begin, end)
     }
 
-    /// Returns true if [`Views::may_need`] can be true for a version that was superseded at `died`.
+    /// Returns true if [`Views::may_need`] can be true for a version that was superseded at `end`.
     #[must_use]
-    pub fn may_need_before(&self, died: Seq) -> bool {
-        died > self.as_of || self.oldest().is_some_and(|oldest| oldest < died)
+    pub fn may_need_before(&self, end: Seq) -> bool {
+        end > self.as_of || self.oldest().is_some_and(|oldest| oldest < end)
     }
 
     /// Returns true if there are no views.
@@ -354,7 +354,7 @@ impl Views {
 /// rewrites the block that contains them.
 #[derive(Debug, Default)]
 pub struct PinnedVersions {
-    /// Seqs at which the versions were born and superseded.
+    /// Seqs at which the versions were written and superseded.
     lifetimes: Mutex<Vec<(Seq, Seq)>>,
     /// True if there were views at the last update.
     has_views: AtomicBool,
@@ -375,18 +375,18 @@ impl PinnedVersions {
         }
     }
 
-    /// Records that commit `died` superseded the version of commit `born`, if a view needs that
+    /// Records that commit `end` superseded the version of commit `begin`, if a view needs that
     /// version.
-    pub fn note_superseded(&self, born: Seq, died: Seq, views: &Views) {
-        if born != Seq::ZERO && views.needs(born, died) {
-            self.lifetimes.lock().push((born, died));
+    pub fn note_superseded(&self, begin: Seq, end: Seq, views: &Views) {
+        if begin != Seq::ZERO && views.needs(begin, end) {
+            self.lifetimes.lock().push((begin, end));
         }
     }
 
     /// Removes the versions that no view needs any more.
     pub fn trim(&self, views: &Views, visible: Seq) {
         self.update(views);
-        self.lifetimes.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
+        self.lifetimes.lock().retain(|(begin, end)| *end > visible || views.needs(*begin, *end));
     }
 
     /// Returns the number of pinned versions.
@@ -412,9 +412,9 @@ mod tests {
         assert!(!views.needs(Seq(0), Seq(100)));
         views.register(Seq(10));
         views.register(Seq(10));
-        assert!(views.needs(Seq(10), Seq(11)), "born at the view");
+        assert!(views.needs(Seq(10), Seq(11)), "written at the view");
         assert!(!views.needs(Seq(5), Seq(10)), "superseded at the view");
-        assert!(!views.needs(Seq(11), Seq(20)), "born after it");
+        assert!(!views.needs(Seq(11), Seq(20)), "written after it");
         views.release(Seq(10));
         assert!(views.needs(Seq(1), Seq(20)));
         views.release(Seq(10));

@@ -172,18 +172,18 @@ impl DoubleSlot {
     /// Creates a missing slot. It gets its name after its content is durable, so that recovery does
     /// not mistake an incomplete slot for a damaged one.
     fn create_slot(&self, path: &Path, bytes: &[u8]) -> Result<()> {
-        let mut unborn = path.as_os_str().to_owned();
-        unborn.push(TEMP_SUFFIX);
-        let unborn = PathBuf::from(unborn);
-        match self.disk.remove(&unborn) {
+        let mut temp_path = path.as_os_str().to_owned();
+        temp_path.push(TEMP_SUFFIX);
+        let temp_path = PathBuf::from(temp_path);
+        match self.disk.remove(&temp_path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io(IoOp::Remove, &unborn, e));
+                return Err(Error::io(IoOp::Remove, &temp_path, e));
             }
             _ => {} // a file left by an earlier attempt
         }
-        let file = self.disk.open(&unborn, OpenMode::Create).during(IoOp::Create, &unborn)?;
-        write_slot(&*file, &unborn, bytes)?;
-        self.disk.rename(&unborn, path).during(IoOp::Rename, &unborn)?;
+        let file = self.disk.open(&temp_path, OpenMode::Create).during(IoOp::Create, &temp_path)?;
+        write_slot(&*file, &temp_path, bytes)?;
+        self.disk.rename(&temp_path, path).during(IoOp::Rename, &temp_path)?;
         self.disk.sync_dir(&self.dir).during(IoOp::SyncDirectory, &self.dir).inspect_err(|_| {
             // The kernel may have dropped the name: the next attempt creates the slot again.
             let _ = self.disk.remove(path);

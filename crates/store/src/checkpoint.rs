@@ -194,8 +194,8 @@ impl Store {
     /// Frees memory by a checkpoint, if an engine that `writes` change needs one for that. Called
     /// when the memory budget is exhausted. The caller must hold no epoch guard.
     pub(crate) fn free_memory_by_checkpoint(&self, writes: &[CommitWrite<'_>]) -> Result<()> {
-        let swollen = writes.iter().find(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high()));
-        let Some(write) = swollen.filter(|_| self.options.checkpoints) else { return Ok(()) };
+        let over_budget = writes.iter().find(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high()));
+        let Some(write) = over_budget.filter(|_| self.options.checkpoints) else { return Ok(()) };
         match self.checkpoint(self.log(write.keyspace.log())) {
             Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => Ok(()),
             other => other.map(drop),
@@ -503,16 +503,17 @@ impl Store {
     fn take_position(&self, m: &RootState, log: &LogState) -> (CheckpointRef, Vec<Arc<KeyspaceState>>) {
         let making = self.root.next_segment.lock();
         let _alone = self.pipeline.stripes.lock_exclusive();
-        let order = self.pipeline.commit_state.lock();
+        let commit_state = self.pipeline.commit_state.lock();
         let word = self.pipeline.window.word();
         let keyspaces = self.keyspaces_of(log);
         let mut open: Vec<LogPosition> = Vec::new();
-        for (index, tail) in order.tails.iter().enumerate().filter(|(tail, _)| log_of(*tail) == log.id) {
+        for (index, tail) in commit_state.tails.iter().enumerate().filter(|(tail, _)| log_of(*tail) == log.id)
+        {
             let offset = word.offset(index);
             open.extend(tail.segment.iter().map(|s| LogPosition { segment: s.id(), offset }));
         }
         open.extend(
-            order.preallocated[log.id.index()]
+            commit_state.preallocated[log.id.index()]
                 .iter()
                 .map(|s| LogPosition { segment: s.id(), offset: DATA_START }),
         );

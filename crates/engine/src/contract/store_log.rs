@@ -54,8 +54,8 @@ pub trait StoreLogIndex: Send + Sync {
         let _ = hashed_key;
         Ok(())
     }
-    /// Repoints the index from the entry at `from` to its copy at `to`. `staged` is the blob that
+    /// Repoints the index from the entry at `from` to its copy at `to`. `blob` is the blob that
     /// the entry refers to, if any. Returns false if the entry is no longer needed. The caller
     /// holds the stripe of the key, as for `EngineCommits::apply`.
-    fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, staged: Option<u64>) -> bool;
+    fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, blob: Option<u64>) -> bool;
 }

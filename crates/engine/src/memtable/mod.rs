@@ -365,12 +365,12 @@ impl Memtable {
 
     /// Copies `content` into the arena and returns the word of the copy.
     pub fn copy_content(&self, content: &RecordContent<'_>) -> VersionWord {
-        let staged;
+        let encoded;
         let bytes = match content {
             RecordContent::Put(value) => *value,
             RecordContent::Blob(blob) => {
-                staged = encode_blob_ref(blob);
-                &staged[..]
+                encoded = encode_blob_ref(blob);
+                &encoded[..]
             }
             RecordContent::Remove | RecordContent::RemoveRange(_) => &[],
         };

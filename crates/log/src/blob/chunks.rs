@@ -206,10 +206,12 @@ impl Blobs {
         let blob = BlobRef { id: place.id(), len, sum: crc32c::crc32c(value) };
         let found = SlotLocation::from_id(blob.id);
         assert!(found == Some(place), "slot_layout (I1): the number of a value determines its location");
-        let staged = UncommittedBlob { blob, file, owner: Arc::clone(self), is_committed: false };
-        let filled = self.write_slot(&*staged.file, place, value).during(IoOp::Write, &self.path(blob.id));
-        drop(life); // dropping `staged` takes this lock again, and a waiting `close` would block it
-        filled.map(|()| Some(staged))
+        let uncommitted = UncommittedBlob { blob, file, owner: Arc::clone(self), is_committed: false };
+        let filled =
+            self.write_slot(&*uncommitted.file, place, value).during(IoOp::Write, &self.path(blob.id));
+        // Dropping `uncommitted` takes this lock again, and a waiting `close` would block it.
+        drop(life);
+        filled.map(|()| Some(uncommitted))
     }
 
     /// Takes a slot, in a new chunk if necessary. Returns `None` if the numbers of chunks are used

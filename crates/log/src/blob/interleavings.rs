@@ -30,9 +30,9 @@ fn blobs_on(disk: &SimDisk) -> Arc<Blobs> {
 }
 
 fn put(blobs: &Arc<Blobs>, byte: u8) -> BlobRef {
-    let staged = blobs.try_write_slot(&[byte; LEN]).unwrap().expect("it fits a slot");
-    let blob = staged.blob;
-    drop(staged.commit());
+    let uncommitted = blobs.try_write_slot(&[byte; LEN]).unwrap().expect("it fits a slot");
+    let blob = uncommitted.blob;
+    drop(uncommitted.commit());
     blob
 }
 

@@ -22,9 +22,9 @@ fn settled(disk: &SimDisk, live: &[BlobRef]) -> Arc<Blobs> {
 }
 
 fn put(blobs: &Arc<Blobs>, value: &[u8]) -> BlobRef {
-    let staged = blobs.try_write_slot(value).unwrap().expect("it fits a slot");
-    let (blob, mut unsynced) = (staged.blob, UnsyncedBlobs::default());
-    unsynced.add(staged);
+    let uncommitted = blobs.try_write_slot(value).unwrap().expect("it fits a slot");
+    let (blob, mut unsynced) = (uncommitted.blob, UnsyncedBlobs::default());
+    unsynced.add(uncommitted);
     blobs.sync(&unsynced).unwrap();
     blob
 }
@@ -47,12 +47,15 @@ fn a_directory_in_which_files_are_slow_gets_no_more_of_them() {
     let mut made: Vec<UncommittedBlob> = Vec::new();
     let mut make = |count: usize, micros: u64| {
         for _ in 0..count {
-            let staged = blobs.create_blob_file().unwrap();
-            assert!(made.last().is_none_or(|before| before.blob.id < staged.blob.id), "numbers only go up");
-            blobs.record_create_time(staged.blob.id, Duration::from_micros(micros));
-            made.push(staged);
+            let uncommitted = blobs.create_blob_file().unwrap();
+            assert!(
+                made.last().is_none_or(|before| before.blob.id < uncommitted.blob.id),
+                "numbers only go up"
+            );
+            blobs.record_create_time(uncommitted.blob.id, Duration::from_micros(micros));
+            made.push(uncommitted);
         }
-        made.last().map(|staged| staged.blob.id)
+        made.last().map(|uncommitted| uncommitted.blob.id)
     };
     assert_eq!(make(10, 10), Some(10), "quick");
     assert_eq!(make(2, 400), Some(12), "and no more");
@@ -97,10 +100,10 @@ fn stats_count_used_and_free_slots_and_files() {
     let blobs = settled(&disk, &[]);
     assert_eq!(blobs.stats(), BlobStats::default());
     let live: Vec<BlobRef> = (0..4).map(|n| put(&blobs, &vec![n; 9000])).collect();
-    let mut staged = blobs.create_blob_file().unwrap();
-    staged.append(&[9; 99]).unwrap();
-    let file = staged.blob;
-    drop(staged.commit());
+    let mut uncommitted = blobs.create_blob_file().unwrap();
+    uncommitted.append(&[9; 99]).unwrap();
+    let file = uncommitted.blob;
+    drop(uncommitted.commit());
     drop(blobs.create_blob_file().unwrap());
     let slot = blobs.layout.slot_bytes(SlotLocation::from_id(live[0].id).unwrap().class);
     let all = BlobStats { chunks: 4, slots: 4, used_bytes: 4 * slot, free_bytes: 0, files: 1 };
@@ -146,9 +149,9 @@ fn an_open_value_outlives_its_removal() {
 fn blobs_rewritten_by_recovery_survive_a_power_cut() {
     let disk = disk();
     let first = settled(&disk, &[]);
-    let staged = first.try_write_slot(&[5; 3000]).unwrap().unwrap();
-    let blob = staged.blob;
-    drop(staged.commit()); // never synced
+    let uncommitted = first.try_write_slot(&[5; 3000]).unwrap().unwrap();
+    let blob = uncommitted.blob;
+    drop(uncommitted.commit()); // never synced
     let disk = disk.kill();
     let second = blobs(&disk);
     second.rewrite(&blob).unwrap();
@@ -185,11 +188,11 @@ fn bytes_after_the_value_are_ignored_after_a_power_cut() {
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
     disk.create_dir(Path::new("/db")).unwrap();
     let blobs = Blobs::new(Arc::clone(&disk), PathBuf::from("/db"), 1, StoreId::default(), true);
-    let mut staged = blobs.create_blob_file().unwrap();
-    staged.append(&[7; 300]).unwrap();
-    staged.append(&[7; 600]).unwrap();
-    let blob = staged.blob;
-    drop(staged.commit());
+    let mut uncommitted = blobs.create_blob_file().unwrap();
+    uncommitted.append(&[7; 300]).unwrap();
+    uncommitted.append(&[7; 600]).unwrap();
+    let blob = uncommitted.blob;
+    drop(uncommitted.commit());
     let file = disk.open(&blobs.path(blob.id), OpenMode::ReadWrite).unwrap();
     file.set_len(1536).unwrap();
     assert_eq!(blobs.read(&blob).unwrap(), Some(vec![7; 900]));
@@ -206,9 +209,9 @@ fn pending_removals_delete_files_in_steps_and_free_slots_at_once() {
     let slot = put(&blobs, &[1; 9000]);
     let mut files = Vec::new();
     for _ in 0..9 {
-        let staged = blobs.create_blob_file().unwrap();
-        files.push(staged.blob);
-        drop(staged.commit());
+        let uncommitted = blobs.create_blob_file().unwrap();
+        files.push(uncommitted.blob);
+        drop(uncommitted.commit());
     }
     blobs.remove_later(slot.id);
     assert_eq!(blobs.stats().slots, 0);

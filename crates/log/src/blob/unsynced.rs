@@ -27,11 +27,11 @@ struct UnsyncedFile {
 }
 
 impl UnsyncedBlobs {
-    /// Adds the committed blob `staged`.
-    pub fn add(&mut self, staged: UncommittedBlob) {
-        let owner = Arc::clone(&staged.owner);
-        let id = staged.blob.id;
-        let file = staged.commit();
+    /// Adds the blob `committed`.
+    pub fn add(&mut self, committed: UncommittedBlob) {
+        let owner = Arc::clone(&committed.owner);
+        let id = committed.blob.id;
+        let file = committed.commit();
         if !self.has_closed_files {
             let (number, is_unnamed) = match SlotLocation::from_id(id) {
                 Some(SlotLocation { chunk, .. }) => (chunk, owner.chunks.is_name_unsynced(chunk)),
@@ -76,19 +76,19 @@ impl Blobs {
     /// # Errors
     ///
     /// Returns `Error::Io` if a sync fails. The data may then be lost.
-    pub fn sync(&self, staged: &UnsyncedBlobs) -> Result<()> {
-        if staged.is_empty() {
+    pub fn sync(&self, unsynced: &UnsyncedBlobs) -> Result<()> {
+        if unsynced.is_empty() {
             return Ok(());
         }
         let unnamed = self.dirs.lock().unsynced_names.clone();
-        match self.volume().filter(|_| staged.has_closed_files) {
+        match self.volume().filter(|_| unsynced.has_closed_files) {
             Some(volume) => volume.sync().during(IoOp::Sync, &self.dir)?,
             None => {
-                if staged.files.len() > 1 {
-                    staged.files.iter().for_each(|new| new.file.start_sync());
+                if unsynced.files.len() > 1 {
+                    unsynced.files.iter().for_each(|new| new.file.start_sync());
                 }
-                staged.files.iter().try_for_each(|new| new.file.sync()).during(IoOp::Sync, &self.dir)?;
-                let new = || staged.files.iter().filter(|new| new.is_name_unsynced).map(|new| new.number);
+                unsynced.files.iter().try_for_each(|new| new.file.sync()).during(IoOp::Sync, &self.dir)?;
+                let new = || unsynced.files.iter().filter(|new| new.is_name_unsynced).map(|new| new.number);
                 self.sync_names(new())?;
                 self.chunks.mark_names_synced(new());
                 if unnamed.is_empty() {

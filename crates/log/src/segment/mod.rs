@@ -97,7 +97,7 @@ pub struct Segment {
     /// Bytes that are known to be on the device.
     synced: AtomicU64,
     /// Whether the name of the file is durable.
-    is_named: AtomicBool,
+    is_name_synced: AtomicBool,
     /// Whether a durable ROOT lists the segment.
     is_in_root: AtomicBool,
     sealed: AtomicBool,
@@ -125,7 +125,7 @@ impl Segment {
             slot: AtomicU32::new(u32::MAX),
             end: AtomicU64::new(DATA_START),
             synced: AtomicU64::new(DATA_START),
-            is_named: AtomicBool::new(false),
+            is_name_synced: AtomicBool::new(false),
             is_in_root: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
@@ -445,12 +445,12 @@ impl Segment {
     }
     /// Returns whether the name of the file is durable.
     #[must_use]
-    pub fn is_named(&self) -> bool {
-        self.is_named.load(Ordering::Relaxed)
+    pub fn is_name_synced(&self) -> bool {
+        self.is_name_synced.load(Ordering::Relaxed)
     }
     /// Records that the directory was synced after the file was created.
     pub fn mark_named(&self) {
-        self.is_named.store(true, Ordering::Relaxed);
+        self.is_name_synced.store(true, Ordering::Relaxed);
     }
     /// Returns whether a durable ROOT lists the segment.
     #[must_use]

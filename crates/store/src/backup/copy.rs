@@ -288,8 +288,8 @@ impl BackupFinisher<'_, '_> {
         if verify {
             self.verify()?;
         }
-        let (unborn, name) = (self.dir.join(MANIFEST_TEMP_FILE), self.dir.join(MANIFEST_FILE));
-        self.disk.rename(&unborn, &name).during(IoOp::Rename, &unborn)?;
+        let (temp_path, name) = (self.dir.join(MANIFEST_TEMP_FILE), self.dir.join(MANIFEST_FILE));
+        self.disk.rename(&temp_path, &name).during(IoOp::Rename, &temp_path)?;
         self.tree.note_created(Path::new(MANIFEST_FILE));
         self.disk.sync_dir(self.dir).during(IoOp::SyncDirectory, self.dir)
     }

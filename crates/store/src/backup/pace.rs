@@ -181,12 +181,12 @@ mod tests {
 
     /// Returns the pause after `pieces` pieces of 10 ms, relative to a piece. The rates are commits
     /// per millisecond: before the backup, during the work, and in pauses.
-    fn pause_after(pieces: usize, before: u64, beside: u64, resting: u64) -> f64 {
+    fn pause_after(pieces: usize, before: u64, concurrent: u64, resting: u64) -> f64 {
         let mut plan = plan(BackupRate::YieldToCommits, Some(before as f64 * 1e3));
         let (mut now, mut newest) = (10 * MS, Seq(7));
         let mut rest = Duration::ZERO;
         for _ in 0..pieces {
-            (now, newest) = (now + 10 * MS, Seq(newest.0 + 10 * beside));
+            (now, newest) = (now + 10 * MS, Seq(newest.0 + 10 * concurrent));
             rest = plan.pause_until(1, newest, now) - now;
             let commits = u64::try_from(rest.as_micros()).unwrap() * resting / 1000;
             (now, newest) = (now + rest, Seq(newest.0 + commits));
@@ -202,9 +202,9 @@ mod tests {
 
     #[test]
     fn pauses_are_long_enough_for_commits_to_keep_their_rate() {
-        for (beside, parts) in [(100, 0.125), (75, 0.125), (60, 0.6), (50, 1.0), (30, 1.8), (1, 2.0)] {
-            assert_near(pause_after(100, 0, beside, 100), parts);
-            assert_near(pause_after(100, 100, beside, 100), parts);
+        for (concurrent, parts) in [(100, 0.125), (75, 0.125), (60, 0.6), (50, 1.0), (30, 1.8), (1, 2.0)] {
+            assert_near(pause_after(100, 0, concurrent, 100), parts);
+            assert_near(pause_after(100, 100, concurrent, 100), parts);
         }
     }
 

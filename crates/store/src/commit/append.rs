@@ -21,7 +21,8 @@ use sheaf_log::types::Seq;
 use sheaf_platform::error::{PoisonCause, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
-/// Full segments that each roll checks for running stores. Commits rarely span more segments.
+/// Full segments that each switch to the next segment checks for unfinished writes to a mapping.
+/// Commits rarely span more segments.
 const MAX_CHECKED_SEGMENTS: usize = 16;
 
 /// Consecutive frames of one run in one segment.
@@ -45,7 +46,7 @@ impl Store {
     /// another segment. Any failure poisons the store.
     pub(crate) fn reserve_across(
         &self,
-        order: &mut CommitState,
+        commit_state: &mut CommitState,
         closed: &mut ClosedWindow<'_>,
         encoded: &EncodedCommit,
     ) -> Result<(Seq, FrameChunks, bool)> {
@@ -58,25 +59,26 @@ impl Store {
             if log.is_watermark_due.load(Ordering::Relaxed)
                 && log.is_watermark_due.swap(false, Ordering::Relaxed)
             {
-                rolled |= self.append_watermark(order, closed, tail)?;
+                rolled |= self.append_watermark(commit_state, closed, tail)?;
             }
             let mut from = run.first;
             while from < run.end {
                 let offset = closed.word.offset(tail);
-                let to = match &order.tails[tail] {
+                let to = match &commit_state.tails[tail] {
                     tail if from == run.first && run.bytes <= tail.room_after(offset) => run.end,
                     tail => {
                         from + tail.fitting_frames(offset, encoded.bodies(FrameRun { first: from, ..run }))
                     }
                 };
-                let Some(segment) = order.tails[tail].segment.as_ref().filter(|_| to > from) else {
-                    self.roll(order, closed, tail)?;
+                let Some(segment) = commit_state.tails[tail].segment.as_ref().filter(|_| to > from) else {
+                    self.roll(commit_state, closed, tail)?;
                     rolled = true;
                     continue;
                 };
-                let (segment, gap) = (Arc::clone(segment), order.tails[tail].gap_at(offset));
+                let (segment, gap) = (Arc::clone(segment), commit_state.tails[tail].gap_at(offset));
                 let part = u8::try_from(part).unwrap_or(u8::MAX);
-                let (bytes, room) = (encoded.frame_bytes(from, to), order.tails[tail].room_after(offset));
+                let (bytes, room) =
+                    (encoded.frame_bytes(from, to), commit_state.tails[tail].room_after(offset));
                 assert!(bytes <= room, "commit (I1): the frames have places in the segment");
                 chunks.push(FrameChunk { segment, offset, gap, part, from, to });
                 closed.word.set_offset(tail, offset + bytes);
@@ -84,7 +86,7 @@ impl Store {
             }
         }
         if rolled {
-            order.publish_tail_set(closed);
+            commit_state.publish_tail_set(closed);
         }
         Ok((closed.word.take_seq(), chunks, rolled))
     }
@@ -130,21 +132,28 @@ impl Store {
     /// Appends a note of the durable mark. Returns true if the log continued in its next segment.
     pub(crate) fn append_watermark(
         &self,
-        order: &mut CommitState,
+        commit_state: &mut CommitState,
         closed: &mut ClosedWindow<'_>,
         tail: usize,
     ) -> Result<bool> {
         let mut rolled = false;
         let offset = closed.word.offset(tail);
-        if order.tails[tail].segment.is_none() || order.tails[tail].room_after(offset) < CONTROL_FRAME_BYTES {
-            if order.preallocated[log_of(tail).index()].is_empty() {
+        if commit_state.tails[tail].segment.is_none()
+            || commit_state.tails[tail].room_after(offset) < CONTROL_FRAME_BYTES
+        {
+            if commit_state.preallocated[log_of(tail).index()].is_empty() {
                 return Ok(false); // recovery can do without a note
             }
-            self.roll(order, closed, tail)?;
+            self.roll(commit_state, closed, tail)?;
             rolled = true;
         }
         let body = self.durable().0.to_le_bytes();
-        self.append_control_frame(&order.tails[tail], closed, tail, (FrameKind::Watermark, WATERMARK, body))?;
+        self.append_control_frame(
+            &commit_state.tails[tail],
+            closed,
+            tail,
+            (FrameKind::Watermark, WATERMARK, body),
+        )?;
         Ok(rolled)
     }
 
@@ -173,19 +182,19 @@ impl Store {
     }
 
     /// Seals the current segment with the name of the next preallocated one, and continues there.
-    fn roll(&self, order: &mut CommitState, closed: &mut ClosedWindow<'_>, tail: usize) -> Result<()> {
+    fn roll(&self, commit_state: &mut CommitState, closed: &mut ClosedWindow<'_>, tail: usize) -> Result<()> {
         let log = self.log(log_of(tail));
-        let Some(next) = order.preallocated[log.id.index()].pop_front() else {
+        let Some(next) = commit_state.preallocated[log.id.index()].pop_front() else {
             closed.close_for_good();
             return Err(self.poison(PoisonCause::LogRotation));
         };
         let capacity = |full: &Segment| full.identity().capacity;
-        let is_open = order.tails[tail].segment.as_deref().map(capacity);
+        let is_open = commit_state.tails[tail].segment.as_deref().map(capacity);
         if is_open.is_some_and(|capacity| closed.word.offset(tail) + CONTROL_FRAME_BYTES <= capacity) {
             let seal = (FrameKind::Seal, 0, next.id().0.to_le_bytes());
-            self.append_control_frame(&order.tails[tail], closed, tail, seal)?;
+            self.append_control_frame(&commit_state.tails[tail], closed, tail, seal)?;
         }
-        let here = &mut order.tails[tail];
+        let here = &mut commit_state.tails[tail];
         // Full segments with running stores keep their descriptors, so there must be few.
         let (visible, latest) = (self.visible(), here.unsynced.iter().rev().take(MAX_CHECKED_SEGMENTS));
         for (end, segment) in latest.filter(|(_, segment)| segment.last_seq() <= visible) {

@@ -78,31 +78,31 @@ impl Store {
         }));
         loop {
             let alone = self.pipeline.stripes.lock_exclusive();
-            let mut order = self.pipeline.commit_state.lock();
+            let mut commit_state = self.pipeline.commit_state.lock();
             self.check_writable()?;
             let mut closed = self.pipeline.window.close();
             if self.pipeline.is_seq_bound_reached(closed.word.next()) {
-                drop((closed, order, alone));
+                drop((closed, commit_state, alone));
                 self.extend_bounds()?;
                 continue;
             }
             let reserve =
                 self.reserve_segments(records.iter().all(|record| record.content == RecordContent::Remove));
-            if let Some(run) = order.first_unfitting_run(&encoded, reserve, closed.word) {
-                drop((closed, order, alone));
+            if let Some(run) = commit_state.first_unfitting_run(&encoded, reserve, closed.word) {
+                drop((closed, commit_state, alone));
                 let segment_bytes = encoded.segment_bytes(run, self.geometry.max_segment);
-                self.preallocate_one(run.log, segment_bytes, |order| {
-                    self.lacks_room(order, &encoded, reserve)
+                self.preallocate_one(run.log, segment_bytes, |commit_state| {
+                    self.lacks_room(commit_state, &encoded, reserve)
                 })?;
                 continue;
             }
-            if order.begins_in_unlisted_segment(&encoded) {
-                drop((closed, order, alone));
+            if commit_state.begins_in_unlisted_segment(&encoded) {
+                drop((closed, commit_state, alone));
                 self.extend_bounds()?;
                 continue;
             }
-            let (seq, chunks, _) = self.reserve_across(&mut order, &mut closed, &encoded)?;
-            drop((closed, order));
+            let (seq, chunks, _) = self.reserve_across(&mut commit_state, &mut closed, &encoded)?;
+            drop((closed, commit_state));
             self.execute_catalog(seq, chunks, &mut encoded, &alone, apply)?;
             return Ok(seq);
         }

@@ -369,7 +369,7 @@ impl Store {
         if self.sync.round.noted_seq.swap(durable, Ordering::Relaxed) == durable {
             return Ok(false);
         }
-        let mut order = self.pipeline.commit_state.lock();
+        let mut commit_state = self.pipeline.commit_state.lock();
         self.health.check_not_poisoned()?;
         if self.health.is_closed() {
             return Ok(false); // the next owner may already be writing after the end
@@ -377,12 +377,12 @@ impl Store {
         let (mut closed, mut rolled) = (self.pipeline.window.close(), false);
         for tail in 0..TAILS {
             let due = &self.log(log_of(tail)).is_watermark_due;
-            if order.tails[tail].segment.is_some() && due.swap(false, Ordering::Relaxed) {
-                rolled |= self.append_watermark(&mut order, &mut closed, tail)?;
+            if commit_state.tails[tail].segment.is_some() && due.swap(false, Ordering::Relaxed) {
+                rolled |= self.append_watermark(&mut commit_state, &mut closed, tail)?;
             }
         }
         if rolled {
-            order.publish_tail_set(&mut closed);
+            commit_state.publish_tail_set(&mut closed);
         }
         Ok(true)
     }
@@ -391,7 +391,7 @@ impl Store {
     /// `threads` threads sync different files.
     pub(crate) fn sync_segments(&self, segments: &[(u64, Arc<Segment>)], threads: usize) -> Result<()> {
         for log in &self.logs {
-            let new = |s: &Segment| s.identity().log == log.id && !s.is_named();
+            let new = |s: &Segment| s.identity().log == log.id && !s.is_name_synced();
             if segments.iter().any(|(_, s)| new(s)) {
                 self.disk.sync_dir(&log.dir).during(IoOp::SyncDirectory, &log.dir)?;
                 segments.iter().filter(|(_, s)| new(s)).for_each(|(_, s)| s.mark_named());
@@ -431,13 +431,15 @@ impl Store {
         // Every leader must check this itself. Data that a failed round had taken is no longer in
         // any list of unsynced data, so the next round would wrongly report it as durable.
         self.health.check_not_poisoned()?;
-        let mut order = self.pipeline.commit_state.lock();
+        let mut commit_state = self.pipeline.commit_state.lock();
         let mut closed = self.pipeline.window.close();
-        let UnsyncedData { blobs, segments, full } = self.take_unsynced(&mut order, &mut closed, whether);
-        let seen = look(&order, closed.word);
+        let UnsyncedData { blobs, segments, full } =
+            self.take_unsynced(&mut commit_state, &mut closed, whether);
+        let seen = look(&commit_state, closed.word);
         let seq = self.pipeline.progress.last_assigned(closed.word.reserved());
         // This mode is naive on purpose: no thread commits until the round is over.
-        let order = (self.options.group_commit_mode == GroupCommitMode::Blocking).then_some((closed, order));
+        let commit_state =
+            (self.options.group_commit_mode == GroupCommitMode::Blocking).then_some((closed, commit_state));
         let _span = span!(TRACE, "sync round", commit = seq.0, segments = segments.len());
         // Fails if a commit in the window failed and poisoned the store. Then nothing more becomes
         // durable.
@@ -450,7 +452,7 @@ impl Store {
             Ok(()) => {}
             // No sync was lost: the next round takes all of this data again.
             Err(error @ Error::TooManyFiles { .. }) => {
-                drop(order);
+                drop(commit_state);
                 self.restore_unsynced(&mut self.pipeline.commit_state.lock(), blobs, segments);
                 return Err(error);
             }
@@ -465,24 +467,26 @@ impl Store {
             self.log(log).is_watermark_due.store(true, Ordering::Relaxed);
         }
         self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
-        drop(order);
+        drop(commit_state);
         Ok(seen)
     }
 
     /// Marks everything that a round took and did not sync as unsynced again.
     fn restore_unsynced(
         &self,
-        order: &mut CommitState,
+        commit_state: &mut CommitState,
         blobs: blob::UnsyncedBlobs,
         segments: Vec<(u64, Arc<Segment>)>,
     ) {
-        order.unsynced_blobs.merge(blobs);
+        commit_state.unsynced_blobs.merge(blobs);
         for (end, segment) in segments {
             let is_tail =
                 |tail: &&mut Tail| tail.segment.as_ref().is_some_and(|one| Arc::ptr_eq(one, &segment));
-            match order.tails.iter_mut().find(is_tail) {
+            match commit_state.tails.iter_mut().find(is_tail) {
                 Some(tail) => tail.has_unsynced = true,
-                None => order.tails[tail_of(segment.identity().log, false)].unsynced.push((end, segment)),
+                None => {
+                    commit_state.tails[tail_of(segment.identity().log, false)].unsynced.push((end, segment))
+                }
             }
         }
     }
@@ -491,13 +495,13 @@ impl Store {
     /// sectors.
     fn take_unsynced(
         &self,
-        order: &mut CommitState,
+        commit_state: &mut CommitState,
         closed: &mut ClosedWindow<'_>,
         whether: SyncMode,
     ) -> UnsyncedData {
         let (mut segments, mut full) = (Vec::new(), Vec::new());
         let mut moved = false;
-        for (index, tail) in order.tails.iter_mut().enumerate() {
+        for (index, tail) in commit_state.tails.iter_mut().enumerate() {
             let offset = closed.word.offset(index);
             full.extend(tail.unsynced.iter().cloned());
             segments.append(&mut tail.unsynced);
@@ -512,17 +516,17 @@ impl Store {
             }
         }
         if moved {
-            order.publish_tail_set(closed);
+            commit_state.publish_tail_set(closed);
         }
         if segments.is_empty() && whether == SyncMode::Always {
             let tail = tail_of(LogId::ValueLog, false);
-            let end = order.tails[tail].end_at(closed.word.offset(tail));
-            segments.extend(order.tails[tail].segment.iter().map(|s| (end, Arc::clone(s))));
+            let end = commit_state.tails[tail].end_at(closed.word.offset(tail));
+            segments.extend(commit_state.tails[tail].segment.iter().map(|s| (end, Arc::clone(s))));
         }
         self.sync.take_unsynced_since();
         let arrived = self.sync.round.waiters_total.load(Ordering::Acquire);
         let before = self.sync.round.waiters_at_last.swap(arrived, Ordering::Relaxed);
         self.sync.round.last_served.store(arrived - before, Ordering::Relaxed);
-        UnsyncedData { blobs: std::mem::take(&mut order.unsynced_blobs), segments, full }
+        UnsyncedData { blobs: std::mem::take(&mut commit_state.unsynced_blobs), segments, full }
     }
 }

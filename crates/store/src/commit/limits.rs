@@ -20,7 +20,7 @@ impl Store {
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
     ) -> Result<()> {
-        let (mut total, mut stages) = (0u64, false);
+        let (mut total, mut has_blobs) = (0u64, false);
         for write in writes.iter() {
             let op = &write.op;
             let value = match op.action {
@@ -38,14 +38,14 @@ impl Store {
                 _ => 0,
             };
             check_sizes(op.key, value)?;
-            let is_staged = value > self.effective_blob_threshold(write.keyspace.blob_threshold());
-            stages |= is_staged;
-            total += (op.key.len() + if is_staged { 64 } else { value } + HEADER) as u64;
+            let is_blob = value > self.effective_blob_threshold(write.keyspace.blob_threshold());
+            has_blobs |= is_blob;
+            total += (op.key.len() + if is_blob { 64 } else { value } + HEADER) as u64;
         }
         if total > self.geometry.max_batch {
             return Err(Error::TooLarge { object: "batch", got: total, max: self.geometry.max_batch });
         }
-        if stages { self.write_blobs(writes, blobs) } else { Ok(()) }
+        if has_blobs { self.write_blobs(writes, blobs) } else { Ok(()) }
     }
 
     #[cold]
@@ -87,7 +87,7 @@ pub fn check_sizes(key: &[u8], value: usize) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Returns [`Error::TooLarge`] if one of them is longer than the lowest key above the longest key.
+/// Returns [`Error::TooLarge`] if one of them is longer than the longest key and one byte.
 fn check_range(first: &[u8], end: Option<&[u8]>) -> Result<()> {
     let got = first.len().max(end.map_or(0, <[u8]>::len));
     debug_assert!(end.is_none_or(|end| first < end), "the range is not empty");

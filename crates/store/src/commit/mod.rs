@@ -223,9 +223,9 @@ enum CommitAttempt {
     NeedsSeqs,
     /// ROOT must list the first segment of a tail first.
     NeedsRootListing,
-    /// A run does not fit into the preallocated segments of its log. `is_awaited` tells whether the
-    /// background creates the next one.
-    NeedsSegment { run: FrameRun, is_awaited: bool },
+    /// A run does not fit into the preallocated segments of its log. `background_will_create` tells
+    /// whether the background creates the next one.
+    NeedsSegment { run: FrameRun, background_will_create: bool },
 }
 
 impl Store {
@@ -388,9 +388,9 @@ impl Store {
     /// commit would free resources and retry.
     #[cold]
     fn busy_error(&self, refused: Error, writes: &[CommitWrite<'_>]) -> Error {
-        let is_swollen = || writes.iter().any(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high()));
+        let is_memory_high = || writes.iter().any(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high()));
         match refused {
-            Error::MemoryBudgetExceeded { .. } if self.options.checkpoints && is_swollen() => {
+            Error::MemoryBudgetExceeded { .. } if self.options.checkpoints && is_memory_high() => {
                 self.request_memory();
                 Error::Busy { waiting_for: StallKind::Memory }
             }
@@ -434,10 +434,10 @@ impl Store {
                 // No background thread does this ahead of writers, so a writer that may not wait
                 // does it too.
                 CommitAttempt::NeedsRootListing => self.extend_bounds()?,
-                CommitAttempt::NeedsSegment { run, is_awaited } => {
+                CommitAttempt::NeedsSegment { run, background_will_create } => {
                     room_waiters[run.log.index()].get_or_insert_with(|| self.log(run.log).add_room_waiter());
                     ENCODE_BUFFER.with(|encoded| {
-                        self.make_room_for_run(run, is_awaited, writes, &encoded.borrow(), waits)
+                        self.make_room_for_run(run, background_will_create, writes, &encoded.borrow(), waits)
                     })?;
                 }
             }

@@ -47,17 +47,20 @@ impl Store {
     pub(super) fn make_room_for_run(
         &self,
         run: FrameRun,
-        is_awaited: bool,
+        background_will_create: bool,
         writes: &[CommitWrite<'_>],
         encoded: &EncodedCommit,
         waits: &mut CommitWaits,
     ) -> Result<()> {
         let segment_bytes = encoded.segment_bytes(run, self.geometry.max_segment);
         let reserve = self.reserve_segments(removes_only(writes));
-        let make =
-            || self.preallocate_one(run.log, segment_bytes, |order| self.lacks_room(order, encoded, reserve));
+        let make = || {
+            self.preallocate_one(run.log, segment_bytes, |commit_state| {
+                self.lacks_room(commit_state, encoded, reserve)
+            })
+        };
         if !waits.may_wait() {
-            if !is_awaited {
+            if !background_will_create {
                 return make();
             }
             self.background.wake();
@@ -144,7 +147,7 @@ impl Store {
         reads: RangeReads<'_>,
     ) -> Result<ReserveResult<'g>> {
         let reserve = self.reserve_segments(removes_only(writes));
-        let mut order = self.pipeline.commit_state.lock();
+        let mut commit_state = self.pipeline.commit_state.lock();
         self.check_writable()?;
         let mut closed = self.pipeline.window.close();
         let next = closed.word.next();
@@ -152,22 +155,25 @@ impl Store {
         if self.pipeline.is_seq_bound_reached(next) {
             return Ok(ReserveResult::Failed(CommitAttempt::NeedsSeqs));
         }
-        if let Some(run) = order.first_unfitting_run(encoded, reserve, closed.word) {
-            let is_awaited =
-                self.is_background_preallocating(&order, run.log, encoded.segment_bytes(run, u64::MAX));
-            return Ok(ReserveResult::Failed(CommitAttempt::NeedsSegment { run, is_awaited }));
+        if let Some(run) = commit_state.first_unfitting_run(encoded, reserve, closed.word) {
+            let background_will_create = self.is_background_preallocating(
+                &commit_state,
+                run.log,
+                encoded.segment_bytes(run, u64::MAX),
+            );
+            return Ok(ReserveResult::Failed(CommitAttempt::NeedsSegment { run, background_will_create }));
         }
-        if order.begins_in_unlisted_segment(encoded) {
+        if commit_state.begins_in_unlisted_segment(encoded) {
             return Ok(ReserveResult::Failed(CommitAttempt::NeedsRootListing));
         }
         if let Some((conflict, last)) = self.find_range_conflict(&closed, reads)? {
             let attempt = CommitAttempt::Done(CommitOutcome::Conflict(conflict), last);
             return Ok(ReserveResult::Failed(attempt));
         }
-        let (seq, chunks, rolled) = self.reserve_across(&mut order, &mut closed, encoded)?;
-        blobs.drain(..).for_each(|one| order.unsynced_blobs.add(one));
+        let (seq, chunks, rolled) = self.reserve_across(&mut commit_state, &mut closed, encoded)?;
+        blobs.drain(..).for_each(|one| commit_state.unsynced_blobs.add(one));
         drop(closed);
-        drop(order);
+        drop(commit_state);
         if rolled {
             self.set_throttle(); // the maintenance thread may not run for a while
             self.background.wake();
@@ -176,8 +182,13 @@ impl Store {
     }
 
     /// Returns whether a run does not fit into the preallocated segments.
-    pub(super) fn lacks_room(&self, order: &CommitState, encoded: &EncodedCommit, reserve: usize) -> bool {
-        order.first_unfitting_run(encoded, reserve, self.pipeline.window.word()).is_some()
+    pub(super) fn lacks_room(
+        &self,
+        commit_state: &CommitState,
+        encoded: &EncodedCommit,
+        reserve: usize,
+    ) -> bool {
+        commit_state.first_unfitting_run(encoded, reserve, self.pipeline.window.word()).is_some()
     }
 }
 
@@ -227,8 +238,8 @@ impl CommitState {
     }
 
     /// Returns whether a run would be the first of its tail and begin in a segment that ROOT does
-    /// not list. No seal names such a segment, so recovery could not notice its loss (protocol,
-    /// `naming`).
+    /// not list. No seal names such a segment, so recovery could not notice its loss
+    /// (model `segment_naming` of `commit-model`).
     pub(super) fn begins_in_unlisted_segment(&self, encoded: &EncodedCommit) -> bool {
         encoded.runs.iter().any(|run| {
             let is_first = self.tails[tail_of(run.log, encoded.is_hot)].segment.is_none();

@@ -317,8 +317,8 @@ impl Conversion {
         let Some(given_up) = self.writer.take() else { return Ok(()) };
         let target = Arc::clone(given_up.keyspace());
         drop(given_up);
-        let making = store.begin_unpublished(&target.name(), target.engine_name(), target.options())?;
-        self.writer = Some(IngestWriter::new(making, false)?);
+        let unpublished = store.begin_unpublished(&target.name(), target.engine_name(), target.options())?;
+        self.writer = Some(IngestWriter::new(unpublished, false)?);
         Ok(())
     }
 

@@ -77,9 +77,9 @@ impl CopySource<'_> {
     /// Returns true if a scan may find values that are too large for memory.
     fn may_have_blobs(&self) -> Result<bool> {
         let engine = self.keyspace.engine()?;
-        let mut staged = Vec::new();
-        engine.blobs(&mut staged)?;
-        Ok(engine.takes_blob_files() || !staged.is_empty())
+        let mut blobs = Vec::new();
+        engine.blobs(&mut blobs)?;
+        Ok(engine.takes_blob_files() || !blobs.is_empty())
     }
 
     /// Returns the bytes of the value of `key`.

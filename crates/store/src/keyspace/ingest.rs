@@ -307,7 +307,7 @@ impl IngestWriter {
         let _at_work = store.background.engine_steps_lock.read();
         store.check_writable()?; // checked again under the lock: closing waits for its holders
         let mut unsynced = UnsyncedBlobs::default();
-        self.blobs.drain(..).for_each(|staged| unsynced.add(staged));
+        self.blobs.drain(..).for_each(|uncommitted| unsynced.add(uncommitted));
         store.context.blobs.sync(&unsynced).map_err(|_| store.poison(PoisonCause::Sync))?; // I1
         for (key, what) in &self.operations {
             let content = match what {

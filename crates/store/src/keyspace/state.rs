@@ -108,7 +108,7 @@ impl KeyspaceState {
         name: &str,
         engine: Arc<dyn Engine>,
         options: EngineOptions,
-        born: Seq,
+        created_at: Seq,
         context: &EngineContext,
     ) -> KeyspaceState {
         KeyspaceState {
@@ -121,7 +121,7 @@ impl KeyspaceState {
             blob_threshold: engine.blob_threshold(),
             compression: engine.compression().cloned(),
             engine: Ok(engine),
-            created_seq: AtomicU64::new(born.0),
+            created_seq: AtomicU64::new(created_at.0),
             dropped_seq: AtomicU64::new(u64::MAX),
             predecessors: OnceLock::new(),
             change_tracker: ChangeTracker::default(),

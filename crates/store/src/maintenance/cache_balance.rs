@@ -145,9 +145,9 @@ impl Store {
         if !self.options.inline && room > memory.cache_limit() / HUGE_PAGE_DIVISOR {
             block_alloc::collapse_some();
         }
-        self.with_caches(|caches, let_go| {
+        self.with_caches(|caches, evict| {
             if let Some((from, bytes)) = self.context.cache_arbiter.step(caches, memory) {
-                let_go(from, bytes);
+                evict(from, bytes);
             }
         });
     }
@@ -178,10 +178,10 @@ impl Store {
 
     /// Evicts about `bytes` bytes from the caches, in proportion to their sizes.
     pub(crate) fn evict_bytes(&self, bytes: u64) {
-        self.with_caches(|caches, let_go| {
+        self.with_caches(|caches, evict| {
             let all: u64 = caches.iter().map(|cache| cache.bytes()).sum();
             for (index, cache) in caches.iter().enumerate().filter(|(_, cache)| cache.bytes() > 0) {
-                let_go(index, proportion(bytes, cache.bytes(), all).saturating_add(1));
+                evict(index, proportion(bytes, cache.bytes(), all).saturating_add(1));
             }
         });
     }

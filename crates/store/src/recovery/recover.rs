@@ -146,7 +146,7 @@ impl<'a> Recovery<'a> {
             });
         }
         if !self.root.is_clean {
-            let _span = span!(INFO, "survey");
+            let _span = span!(INFO, "scan tails");
             self.scan_tails()?;
         }
         if let Some(broken) = &self.damaged_logs[LogId::Journal.index()] {
@@ -333,7 +333,7 @@ impl<'a> Recovery<'a> {
     }
 
     /// Returns true if a segment without a valid header was never written to. Name and header are
-    /// durable before ROOT lists a segment and before a frame is written to it (protocol,
+    /// durable before ROOT lists a segment and before a frame is written to it (model
     /// `segment_naming`). A crash may therefore leave a missing file or a blank header only if ROOT
     /// does not list the segment. References by seals are checked in `scan_log`.
     fn is_never_used(&self, log: LogId, id: SegmentId, entry: Option<&RootSegment>) -> bool {
@@ -620,7 +620,7 @@ impl Store {
         self.context.set_retains_changes(self.changes.is_on());
         *self.root.next_segment.get_mut() = recovered.next_segment;
         let blob_bound = self.next_blob_bound();
-        let order = self.pipeline.commit_state.get_mut();
+        let commit_state = self.pipeline.commit_state.get_mut();
         *self.pipeline.seq_bound.get_mut() = next.0 + self.geometry.seq_chunk;
         let mut offsets = [0; TAILS];
         let m = self.root.maintenance.get_mut();
@@ -635,16 +635,16 @@ impl Store {
                 let free = [false, true]
                     .map(|hot| tail_of(log.id, hot))
                     .into_iter()
-                    .find(|t| order.tails[*t].segment.is_none());
+                    .find(|t| commit_state.tails[*t].segment.is_none());
                 match free {
                     _ if segment.end() <= DATA_START => {
-                        order.preallocated[log.id.index()].push_back(Arc::clone(segment))
+                        commit_state.preallocated[log.id.index()].push_back(Arc::clone(segment))
                     }
                     Some(tail) => {
                         segment.set_hot(tail == HOT_TAIL);
                         segment.file().begin_stores();
-                        order.tails[tail] = Tail::in_segment(Arc::clone(segment), segment.end());
-                        offsets[tail] = order.tails[tail].close_sector(segment.end());
+                        commit_state.tails[tail] = Tail::in_segment(Arc::clone(segment), segment.end());
+                        offsets[tail] = commit_state.tails[tail].close_sector(segment.end());
                     }
                     None => segment.seal(0),
                 }
@@ -656,9 +656,9 @@ impl Store {
             *log.segments.get_mut() = segments.into_iter().map(|s| (s.id(), s)).collect();
             *log.frozen.get_mut() = frozen;
         }
-        let order = self.pipeline.commit_state.get_mut();
+        let commit_state = self.pipeline.commit_state.get_mut();
         let mut closed = self.pipeline.window.close();
         closed.word = WindowWord::new(next, offsets);
-        order.publish_tail_set(&mut closed);
+        commit_state.publish_tail_set(&mut closed);
     }
 }

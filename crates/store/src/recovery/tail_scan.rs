@@ -145,27 +145,27 @@ impl TailScan {
 impl Recovery<'_> {
     /// Scans the unsealed segments and determines the cut.
     pub(crate) fn scan_tails(&mut self) -> Result<()> {
-        let mut survey = TailScan { known_durable: self.root.floor, ..TailScan::default() };
+        let mut tail_scan = TailScan { known_durable: self.root.floor, ..TailScan::default() };
         for log in LogId::ALL {
             if self.damaged_logs[log.index()].is_none() {
-                self.scan_log(log, &mut survey)?;
+                self.scan_log(log, &mut tail_scan)?;
             }
         }
-        for (_, water, _) in &survey.watermarks_behind {
-            survey.known_durable = survey.known_durable.max(*water);
+        for (_, water, _) in &tail_scan.watermarks_behind {
+            tail_scan.known_durable = tail_scan.known_durable.max(*water);
         }
-        for (seq, blob) in &survey.blobs {
-            if *seq > survey.known_durable && !self.is_blob_intact(blob)? {
-                survey.commits.entry(*seq).or_default().bad_blob = true;
+        for (seq, blob) in &tail_scan.blobs {
+            if *seq > tail_scan.known_durable && !self.is_blob_intact(blob)? {
+                tail_scan.commits.entry(*seq).or_default().bad_blob = true;
             }
         }
-        let durable = survey.known_durable;
+        let durable = tail_scan.known_durable;
         assert!(self.root.floor <= durable, "tail_scan (I1): commits up to ROOT's floor are durable");
-        self.frames += survey.frames;
+        self.frames += tail_scan.frames;
         let first = self.root.first_seq.max(self.root.floor.next());
-        let behind = std::mem::take(&mut survey.watermarks_behind);
+        let behind = std::mem::take(&mut tail_scan.watermarks_behind);
         let whole = |seq: Seq| {
-            survey
+            tail_scan
                 .commits
                 .get(&seq)
                 .is_some_and(|s| s.parts > 0 && s.complete == (1 << s.parts) - 1 && !s.bad_blob)
@@ -174,36 +174,37 @@ impl Recovery<'_> {
         while whole(next) {
             next = next.next();
         }
-        if next <= survey.known_durable && first <= survey.known_durable {
-            self.declare_damage(next, survey.known_durable, behind)?;
+        if next <= tail_scan.known_durable && first <= tail_scan.known_durable {
+            self.declare_damage(next, tail_scan.known_durable, behind)?;
             // Commits of the other logs count up to the durable mark, and those that follow without
             // a gap.
-            next = next.max(survey.known_durable.next());
+            next = next.max(tail_scan.known_durable.next());
             while whole(next) {
                 next = next.next();
             }
         }
-        next = next.max(self.end_beside_damage(&survey));
+        next = next.max(self.end_beside_damage(&tail_scan));
         self.cut = if next == first { self.root.floor } else { Seq(next.0 - 1) };
         assert!(self.root.floor <= self.cut, "tail_scan (I2): commits up to ROOT's floor count");
         // Blobs up to the durable mark need no rewrite; they may be superseded or adopted since.
-        let doubtful = survey.known_durable.next()..=self.cut;
+        let doubtful = tail_scan.known_durable.next()..=self.cut;
         self.accepted_blobs =
-            survey.blobs.iter().filter(|(seq, _)| doubtful.contains(seq)).map(|(_, b)| *b).collect();
+            tail_scan.blobs.iter().filter(|(seq, _)| doubtful.contains(seq)).map(|(_, b)| *b).collect();
         self.apply_cut();
         Ok(())
     }
 
     /// If a log is damaged, returns the number behind the last commit that counts in the other log
     /// (I2). A commit there without its value ends the order: a crash has interrupted it.
-    fn end_beside_damage(&self, survey: &TailScan) -> Seq {
+    fn end_beside_damage(&self, tail_scan: &TailScan) -> Seq {
         let is_damaged = |log: &LogId| self.damaged_logs[log.index()].is_some();
         if !LogId::ALL.iter().any(is_damaged) {
             return Seq::ZERO;
         }
         let served = LogId::ALL.into_iter().filter(|log| !is_damaged(log));
-        let last = served.map(|log| survey.last_complete[log.index()]).max().unwrap_or(Seq::ZERO);
-        let interrupted = survey.commits.iter().filter(|(_, seen)| seen.bad_blob).map(|(seq, _)| *seq).min();
+        let last = served.map(|log| tail_scan.last_complete[log.index()]).max().unwrap_or(Seq::ZERO);
+        let interrupted =
+            tail_scan.commits.iter().filter(|(_, seen)| seen.bad_blob).map(|(seq, _)| *seq).min();
         interrupted.map_or(last.next(), |seq| seq.min(last.next()))
     }
 
@@ -293,14 +294,14 @@ impl Recovery<'_> {
         file.read_at(0, &mut header).is_ok() && header.iter().all(|byte| *byte == 0)
     }
 
-    fn scan_log(&mut self, log: LogId, survey: &mut TailScan) -> Result<()> {
+    fn scan_log(&mut self, log: LogId, tail_scan: &mut TailScan) -> Result<()> {
         let plausible = Seq::ZERO..=Seq(self.root.seq_bound.0.saturating_add(1));
         // Commits with runs that continue in the segment that a seal names (`tail` I1).
         let mut crossing: HashMap<SegmentId, Seq> = HashMap::new();
         let mut torn: Option<Error> = None;
         let mut water_behind = None;
         let mut is_torn = false;
-        survey.successors.clear();
+        tail_scan.successors.clear();
         for found in &mut self.logs[log.index()] {
             if found.is_sealed() {
                 continue;
@@ -313,11 +314,11 @@ impl Recovery<'_> {
             let mut reading =
                 SegmentReading { open_run, last_seq: found.last_seq, ..SegmentReading::default() };
             for scanned in scan.by_ref() {
-                survey.note(&scanned, self.root.floor, &mut reading, &mut crossing);
+                tail_scan.note(&scanned, self.root.floor, &mut reading, &mut crossing);
             }
             let stop = scan.stop();
             if !is_torn {
-                let last = &mut survey.last_complete[log.index()];
+                let last = &mut tail_scan.last_complete[log.index()];
                 *last = reading.last_complete.max(*last);
             }
             is_torn |= matches!(stop, ScanEnd::Torn(..));
@@ -346,9 +347,9 @@ impl Recovery<'_> {
             self.damaged_logs[log.index()] = Some(FileDamage::from_error(lost)?);
             return Ok(());
         }
-        survey.watermarks_behind.extend(torn.zip(water_behind).map(|(error, water)| (log, water, error)));
+        tail_scan.watermarks_behind.extend(torn.zip(water_behind).map(|(error, water)| (log, water, error)));
         if let Some(missing) =
-            survey.successors.iter().copied().find(|id| self.is_successor_missing(log, *id))
+            tail_scan.successors.iter().copied().find(|id| self.is_successor_missing(log, *id))
         {
             let path = self.store.log(log).dir.join(segment::file_name(missing));
             let at = |(broken, _): &&(FileDamage, bool)| broken.path == path;
@@ -362,7 +363,7 @@ impl Recovery<'_> {
     }
 
     /// Returns whether the segment that a seal names is missing. The segment existed when the seal
-    /// was written (`tail` I1; protocol, `segment_naming`). A segment that exists and was never
+    /// was written (`tail` I1; model `segment_naming`). A segment that exists and was never
     /// written to contains nothing, even if its header is damaged.
     fn is_successor_missing(&self, log: LogId, id: SegmentId) -> bool {
         let is_open = self.logs[log.index()].iter().any(|found| found.segment.id() == id);

@@ -111,31 +111,31 @@ struct DamageScan {
 
 /// Scans all logs: sets the cut, and the ends of the segments.
 pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList) -> Doubts {
-    let mut survey = DamageScan { known_durable: recovery.root.floor, ..DamageScan::default() };
+    let mut damage_scan = DamageScan { known_durable: recovery.root.floor, ..DamageScan::default() };
     for log in LogId::ALL {
         let mut founds = std::mem::take(&mut recovery.logs[log.index()]);
-        survey.crossing.clear();
+        damage_scan.crossing.clear();
         for found in &mut founds {
-            survey.scan_segment(recovery, log, found);
+            damage_scan.scan_segment(recovery, log, found);
         }
         recovery.logs[log.index()] = founds;
     }
-    survey.find_unreadable(recovery);
+    damage_scan.find_unreadable(recovery);
     let mut doubts = Doubts::default();
     if recovery.root.is_clean {
         recovery.cut = recovery.root.floor;
     } else if is_substitute(recovery.root) {
-        recovery.cut = survey.newest; // it is not known which commits were durable
+        recovery.cut = damage_scan.newest; // it is not known which commits were durable
     } else {
-        recovery.cut = survey.cut(recovery, &mut doubts);
+        recovery.cut = damage_scan.cut(recovery, &mut doubts);
         recovery.apply_cut();
     }
     if !is_substitute(recovery.root) {
-        survey.doubt(recovery, &mut doubts);
-        survey.doubt_missing(recovery.cut, &mut doubts, damages);
+        damage_scan.doubt(recovery, &mut doubts);
+        damage_scan.doubt_missing(recovery.cut, &mut doubts, damages);
     }
     let cut = recovery.cut;
-    for evidence in survey.evidence.iter().filter(|e| e.lo < cut || e.hi.is_some_and(|hi| hi <= cut)) {
+    for evidence in damage_scan.evidence.iter().filter(|e| e.lo < cut || e.hi.is_some_and(|hi| hi <= cut)) {
         let DamagedRange { from, to, error } = &evidence.damaged_range;
         damages.note(&evidence.path, *from, Some(*to), &error.text_without_place());
     }

@@ -136,19 +136,19 @@ impl Store {
     fn sync_and_read_ends(&self) -> Result<(LogEnds, [Vec<Arc<Segment>>; LogId::ALL.len()])> {
         let _leading = self.sync.round.lock_leader();
         // No segment is between its number and its listing.
-        let making = self.root.next_segment.lock();
+        let next_segment = self.root.next_segment.lock();
         let segments = self.logs.each_ref().map(LogState::list);
-        let ends = self.sync_and_capture(|order, word| {
-            let tails = order.tails.iter().enumerate();
+        let ends = self.sync_and_capture(|commit_state, word| {
+            let tails = commit_state.tails.iter().enumerate();
             let end = |(index, tail): (usize, &Tail)| {
                 Some((tail.segment.clone()?, tail.end_at(word.offset(index))))
             };
             let ends = LogEnds {
                 seq: self.pipeline.progress.last_assigned(word.reserved()),
                 tails: tails.filter_map(end).collect(),
-                unused: order.preallocated.iter().flatten().map(|segment| segment.id()).collect(),
+                unused: commit_state.preallocated.iter().flatten().map(|segment| segment.id()).collect(),
             };
-            drop(making);
+            drop(next_segment);
             ends
         })?;
         Ok((ends, segments))

@@ -5,7 +5,7 @@
 //!
 //! A preallocated segment has all its blocks and a slot, and its name and header are durable. So a
 //! segment that ROOT lists or a seal names exists after any crash. If its header is damaged, the
-//! damage did not come from the crash (protocol, `segment_naming`). Removals and GC have a reserve
+//! damage did not come from the crash (model `segment_naming`). Removals and GC have a reserve
 //! of preallocated segments (`StoreGeometry::reserve_segments`), because they make space on a full
 //! disk (commit.md, scenario 20).
 //!
@@ -142,9 +142,15 @@ impl Store {
 
     /// Returns whether the background preallocates segments of `log` that are large enough for a
     /// commit of `bytes`. In inline mode there is no background, and writers create all segments.
-    pub(crate) fn is_background_preallocating(&self, order: &CommitState, log: LogId, bytes: u64) -> bool {
-        let is_in_use = order.tails[log.index()].segment.is_some();
-        let has_begun = is_in_use && order.preallocated[log.index()].len() >= self.geometry.reserve_segments;
+    pub(crate) fn is_background_preallocating(
+        &self,
+        commit_state: &CommitState,
+        log: LogId,
+        bytes: u64,
+    ) -> bool {
+        let is_in_use = commit_state.tails[log.index()].segment.is_some();
+        let has_begun =
+            is_in_use && commit_state.preallocated[log.index()].len() >= self.geometry.reserve_segments;
         let usual = self.capacity_for(self.log(log), 0);
         !self.options.inline
             && has_begun
@@ -210,9 +216,9 @@ impl Store {
         let mut any = false;
         for log in LogId::ALL {
             let enough = self.geometry.reserve_segments + self.preallocate_count(self.log(log));
-            let is_short = |order: &CommitState| {
-                let ready = order.preallocated[log.index()].len();
-                (order.tails[log.index()].segment.is_some() || ready > 0) && ready < enough
+            let is_short = |commit_state: &CommitState| {
+                let ready = commit_state.preallocated[log.index()].len();
+                (commit_state.tails[log.index()].segment.is_some() || ready > 0) && ready < enough
             };
             while !self.log(log).is_frozen() && is_short(&self.pipeline.commit_state.lock()) {
                 self.preallocate_one(log, 0, is_short)?;
@@ -228,7 +234,7 @@ impl Store {
     ///
     /// No seal names a preallocated segment, and it contains no commit. ROOT may list it, and the
     /// position of a checkpoint may refer to it, as to the victims of GC. So it is retired by the
-    /// same rule (commit.md R13; protocol, `segment_naming`).
+    /// same rule (commit.md R13; model `segment_naming`).
     pub(crate) fn shrink_preallocated(&self) -> Result<bool> {
         let mut any = false;
         for log in self.logs.iter().filter(|log| !log.is_frozen()) {
@@ -245,9 +251,9 @@ impl Store {
         };
         let is_large = |segment: &Arc<Segment>| segment.identity().capacity > OVERSIZE_FACTOR * usual;
         let gain = {
-            let order = self.pipeline.commit_state.lock();
+            let commit_state = self.pipeline.commit_state.lock();
             let (large, fit): (Vec<_>, Vec<_>) =
-                order.preallocated[log.id.index()].iter().partition(|segment| is_large(segment));
+                commit_state.preallocated[log.id.index()].iter().partition(|segment| is_large(segment));
             let beyond = fit.get(enough..).unwrap_or_default();
             capacity(&large).saturating_sub(large.len() as u64 * usual) + capacity(beyond)
         };
@@ -259,8 +265,9 @@ impl Store {
         // capacity. The capacity must not be read again before the removal: the new segments raise
         // it themselves. The old segments would then count as fitting and push out the new ones.
         let reserve = self.geometry.reserve_segments;
-        let lacks = |order: &CommitState| {
-            order.preallocated[log.id.index()].iter().filter(|segment| !is_large(segment)).count() < reserve
+        let lacks = |commit_state: &CommitState| {
+            commit_state.preallocated[log.id.index()].iter().filter(|segment| !is_large(segment)).count()
+                < reserve
         };
         for _ in 0..reserve {
             if !lacks(&self.pipeline.commit_state.lock()) {
@@ -270,14 +277,14 @@ impl Store {
         }
         let mut m = self.root.maintenance.lock();
         self.check_open()?;
-        let mut order = self.pipeline.commit_state.lock();
+        let mut commit_state = self.pipeline.commit_state.lock();
         // A waiting commit must find the segments that it created, or it would never end.
-        if log.waiting_commits.load(Ordering::Relaxed) > 0 || lacks(&order) {
+        if log.waiting_commits.load(Ordering::Relaxed) > 0 || lacks(&commit_state) {
             return Ok(false);
         }
         let mut gone = Vec::new();
         let mut left = enough;
-        order.preallocated[log.id.index()].retain(|segment| {
+        commit_state.preallocated[log.id.index()].retain(|segment| {
             let stays = !is_large(segment) && left > 0;
             match stays {
                 true => left -= 1,
@@ -285,7 +292,7 @@ impl Store {
             }
             stays
         });
-        drop(order);
+        drop(commit_state);
         for segment in gone {
             log.segments.lock().remove(&segment.id());
             m.retire(PendingFree::Segment(log.id, segment));

@@ -308,17 +308,17 @@ impl Store {
         self.health.check_not_poisoned()?;
         // Every segment with a number is in the list of its log.
         let making = self.root.next_segment.lock();
-        let order = self.pipeline.commit_state.lock();
+        let commit_state = self.pipeline.commit_state.lock();
         let floor = self.durable();
         let mut unsynced: HashSet<SegmentId> = HashSet::new();
-        for tail in &order.tails {
+        for tail in &commit_state.tails {
             unsynced.extend(tail.unsynced.iter().map(|(_, s)| s.id()));
             unsynced.extend(tail.segment.iter().map(|s| s.id()));
         }
         // Commits above `floor` may fill and seal these empty segments before they are examined
         // below.
-        unsynced.extend(order.preallocated.iter().flatten().map(|s| s.id()));
-        drop(order);
+        unsynced.extend(commit_state.preallocated.iter().flatten().map(|s| s.id()));
+        drop(commit_state);
         let survivors = m.survivors.iter().flatten();
         unsynced.extend(survivors.flat_map(|tails| tails.unsynced.iter().map(|s| s.id())));
         let mut root = Root {

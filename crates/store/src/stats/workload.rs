@@ -133,10 +133,10 @@ impl Store {
         };
         let pasts: Vec<_> = self.catalog.map().values().filter_map(past).collect();
         let bytes = workload::encode(self.identity.id, &pasts);
-        let unborn = self.dir.join(WORKLOAD_TEMP_FILE);
-        match replace_file(&*self.disk, &unborn, &self.dir.join(WORKLOAD_FILE), &bytes) {
+        let temp_path = self.dir.join(WORKLOAD_TEMP_FILE);
+        match replace_file(&*self.disk, &temp_path, &self.dir.join(WORKLOAD_FILE), &bytes) {
             Ok(()) => drop(self.disk.sync_dir(&self.dir)),
-            Err(_) => drop(self.disk.remove(&unborn)),
+            Err(_) => drop(self.disk.remove(&temp_path)),
         }
     }
 }
@@ -150,14 +150,14 @@ fn read_file(disk: &dyn Disk, path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Replaces the file at `path` atomically. `unborn` is the temporary name of the new file.
-fn replace_file(disk: &dyn Disk, unborn: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    match disk.remove(unborn) {
+/// Replaces the file at `path` atomically. `temp_path` is the temporary name of the new file.
+fn replace_file(disk: &dyn Disk, temp_path: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    match disk.remove(temp_path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    let file = disk.open(unborn, OpenMode::Create)?;
+    let file = disk.open(temp_path, OpenMode::Create)?;
     file.write_at(0, bytes)?;
     file.sync()?;
-    disk.rename(unborn, path)
+    disk.rename(temp_path, path)
 }

@@ -179,11 +179,11 @@ impl Store {
         if victims.is_empty() {
             return Ok(PassOutcome::default());
         }
-        let _span = span!(DEBUG, "clean", segments = victims.len());
+        let _span = span!(DEBUG, "gc", segments = victims.len());
         let evacuated = self.evacuate(&mut m, log, &victims);
         self.sync_survivors(&mut m)?;
-        let EvacuationResult { empty, undetermined: unjudged } = evacuated?;
-        let mut outcome = PassOutcome::from(unjudged.map_or(Ok(true), Err));
+        let EvacuationResult { empty, undetermined } = evacuated?;
+        let mut outcome = PassOutcome::from(undetermined.map_or(Ok(true), Err));
         if empty.is_empty() && outcome.has_failed() {
             return Ok(outcome);
         }

@@ -155,8 +155,8 @@ impl Store {
         let made = self.create_segment(&mut self.root.next_segment.lock(), log.id, stream, span);
         match made {
             Err(full) if full.is_no_space() && stream != SORTED_STREAM => {
-                let mut order = self.pipeline.commit_state.lock();
-                let ready = &mut order.preallocated[log.id.index()];
+                let mut commit_state = self.pipeline.commit_state.lock();
+                let ready = &mut commit_state.preallocated[log.id.index()];
                 let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
                 // Half of the reserve stays for removals, which free space in the end.
                 if ready.len() <= self.geometry.reserve_segments / 2 {
@@ -222,10 +222,10 @@ impl Store {
         let Some(first) = moves.first() else { return };
         let from = self.context.segments.at(first.from.slot(), pin);
         to.inherit_age(from.map_or(0, Segment::sealed_at));
-        let (mut live, mut tombs) = (0, 0);
+        let (mut live, mut tombstone_bytes) = (0, 0);
         for copy in moves {
             if copy.is_tombstone {
-                tombs += copy.span;
+                tombstone_bytes += copy.span;
                 continue;
             }
             let hashed_key = copy.hashed_key(bytes);
@@ -239,7 +239,7 @@ impl Store {
             }
         }
         let live = i64::try_from(live).unwrap_or(0);
-        to.add_tombstone(tombs);
+        to.add_tombstone(tombstone_bytes);
         to.add_live(live);
         if let Some(from) = from {
             from.add_live(-live);

@@ -64,14 +64,14 @@ impl Store {
         } else {
             0
         };
-        let beside = total - full
+        let reserved = total - full
             + images
             + self.root.published.pending_free_bytes.load(Ordering::Relaxed)
             + survivors;
         let least = times(1.0 + (self.options.max_space_amplification - 1.0) * MIN_SLACK);
         (
             full,
-            most.saturating_sub(beside).max(least)
+            most.saturating_sub(reserved).max(least)
                 + if live > SMALL_LOG_SEGMENTS * largest {
                     0
                 } else {
@@ -123,7 +123,7 @@ impl Store {
         let tails = &m.survivors[log.id.index()];
         let is_tail =
             |id: SegmentId| tails.iter().any(|of| of.streams.iter().flatten().any(|t| t.segment.id() == id));
-        let mut tombs = 0;
+        let mut tombstone_bytes = 0;
         let mut scored: Vec<(f64, u64, Arc<Segment>)> = Vec::new();
         for segment in log.list() {
             if !segment.is_sealed()
@@ -135,9 +135,10 @@ impl Store {
                 continue;
             }
             let capacity = segment.identity().capacity;
-            let kept_tombs = if segment.last_seq() > line { segment.tombstone_bytes() } else { 0 };
-            tombs += kept_tombs;
-            let live = (segment.live() + kept_tombs).min(capacity);
+            let segment_tombstone_bytes =
+                if segment.last_seq() > line { segment.tombstone_bytes() } else { 0 };
+            tombstone_bytes += segment_tombstone_bytes;
+            let live = (segment.live() + segment_tombstone_bytes).min(capacity);
             #[allow(clippy::cast_precision_loss)]
             let share = live as f64 / capacity as f64;
             if share > most {
@@ -151,7 +152,9 @@ impl Store {
         }
         let worth = self.geometry.min_gain_bytes;
         let images = log.image_bytes.load(Ordering::Relaxed);
-        if (is_beyond && tombs > limit / 8) || (pace != MaintenanceMode::Busy && tombs >= worth.max(images)) {
+        if (is_beyond && tombstone_bytes > limit / 8)
+            || (pace != MaintenanceMode::Busy && tombstone_bytes >= worth.max(images))
+        {
             log.tombstones_block_gc.store(true, Ordering::Relaxed);
         }
         if !is_beyond && scored.iter().map(|(_, wins, _)| wins).sum::<u64>() < worth {

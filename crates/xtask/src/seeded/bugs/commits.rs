@@ -193,8 +193,8 @@ pub(super) const BUGS: &[SeededBug] = &[
         breaks: "W8, W32",
         file: "crates/store/src/checkpoint.rs",
         edits: &[SourceEdit {
-            find: "        let _alone = self.pipeline.stripes.lock_exclusive();\n        let order = self.pipeline.commit_state.lock();",
-            replace: "        let order = self.pipeline.commit_state.lock();",
+            find: "        let _alone = self.pipeline.stripes.lock_exclusive();\n        let commit_state = self.pipeline.commit_state.lock();",
+            replace: "        let commit_state = self.pipeline.commit_state.lock();",
         }],
         effect: BugEffect::Failure,
         test: database_test(Some("flex"), "committing::commits_during_a_checkpoint_survive_a_kill"),
