@@ -51,7 +51,7 @@ fn queue(context: &CaseContext) -> CaseResult {
         data.remove(&found)
     };
     let (queue, counted) = load(context, "take", &take).run(context)?;
-    report_last_period("take", &counted, MIN_POPS_PER_SECOND);
+    report_last_period(context, "take", &counted, MIN_POPS_PER_SECOND);
     if context.form != RunSize::Long {
         let rates = counted.rates(PERIODS as usize);
         let steadiness = rates[rates.len() - 1] / rates[0].max(1.0);
@@ -78,7 +78,7 @@ fn stack(context: &CaseContext) -> CaseResult {
         Ok(())
     };
     let (stack, counted) = load(context, "push and pop", &push_and_pop).run(context)?;
-    report_last_period("push and pop", &counted, MIN_POPS_PER_SECOND);
+    report_last_period(context, "push and pop", &counted, MIN_POPS_PER_SECOND);
     Ok(stack.close()?)
 }
 
