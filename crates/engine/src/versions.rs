@@ -202,7 +202,7 @@ impl<P: IndexPlace> OldVersions<P> {
     }
 
     /// Returns true if a version at `place` refers to `blob`.
-    pub fn names(&self, place: &P, blob: u64) -> bool {
+    pub fn refers_to_blob(&self, place: &P, blob: u64) -> bool {
         self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.blob == Some(blob)))
     }
 

@@ -1,8 +1,14 @@
 //! Files and mappings that remain after a database is closed or idle.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use sheaf::{Database, KeyspaceOptions};
+use sheaf_platform::sync::epoch;
+
+/// Maximum number of waits for the guards of all threads, and the limit of one wait.
+const MAX_ROUNDS: u32 = 20;
+const GUARD_LIMIT: Duration = Duration::from_secs(60);
 
 struct TestDir(PathBuf);
 
@@ -46,6 +52,9 @@ fn a_closed_database_has_no_file_mapped() {
         assert!(mappings(&place.0) > 0);
         drop(all);
         db.close().expect("it closes");
+        // Threads of the other tests may have held guards when the mappings were given up.
+        let rounds = (0..MAX_ROUNDS).take_while(|_| mappings(&place.0) > 0);
+        rounds.for_each(|_| assert!(epoch::wait_for_guards(GUARD_LIMIT), "a guard is held for ever"));
         assert_eq!(mappings(&place.0), 0, "{engine}");
     }
 }
@@ -83,9 +92,9 @@ fn a_kreon_keyspace_of_a_few_keys_survives_a_reopen_without_a_file() {
     }
 }
 
-/// Commits large batches to new databases while another thread calls `settle` repeatedly. A large
-/// commit changes the size of new segments, and `settle` removes prepared segments that exceed the
-/// present size.
+/// Commits large batches to new databases while another thread calls `quiesce` repeatedly. A large
+/// commit changes the size of new segments, and `quiesce` removes preallocated segments that exceed
+/// the present size.
 #[test]
 fn a_large_batch_during_quiesce_ends_and_creates_few_segments() {
     const DATABASES: u32 = 10;

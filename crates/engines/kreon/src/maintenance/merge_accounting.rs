@@ -142,7 +142,7 @@ impl MergeResolver for MergeAccounting<'_> {
             let is_lost = old.is_blob() && !(new.entry.is_blob() && new.entry.blob_id == old.blob_id);
             // If a view needs the version, its record was copied, and the copy is among the old
             // versions, which account for the blob.
-            let refers_to_blob = || self.engine.versions.names(&new.key.to_vec(), old.blob_id);
+            let refers_to_blob = || self.engine.versions.refers_to_blob(&new.key.to_vec(), old.blob_id);
             if is_gone && !is_below && is_lost && !refers_to_blob() {
                 self.dead_blobs.push((new.max_seq, old.blob_id));
             }

@@ -594,7 +594,7 @@ impl KreonEngine {
         }
         // Checked after the memtables: a version that they drop for a view is among the old
         // versions before.
-        Ok(end_seq.filter(|_| !self.versions.names(&key.to_vec(), blob)))
+        Ok(end_seq.filter(|_| !self.versions.refers_to_blob(&key.to_vec(), blob)))
     }
 
     /// Writes the result of a step and publishes it.
