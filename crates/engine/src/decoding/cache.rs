@@ -151,7 +151,7 @@ impl DecodedValues {
         memory: &Memory,
         guard: &Guard,
     ) {
-        let size = CachedValue::memory_bytes(version.key, value);
+        let Some(size) = CachedValue::memory_bytes(version.key, value) else { return };
         if !self.make_room(size, memory, guard) {
             return;
         }

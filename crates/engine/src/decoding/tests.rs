@@ -1,3 +1,5 @@
+//! Decompressed values: identity, replacement, memory and eviction.
+
 use std::time::Duration;
 
 use super::cache::DecodedValues;
@@ -131,4 +133,15 @@ fn long_values_are_not_cached() {
     assert!(world.get(version(1, 1, b"key"), 5).is_some());
     world.insert(version(1, 2, b"key"), 5, &vec![1; MAX_BYTES - 2]);
     assert_eq!(world.get(version(1, 2, b"key"), 5), None);
+}
+
+#[test]
+fn a_long_value_evicts_nothing() {
+    let world = World::new();
+    for number in 0..10_000 {
+        world.insert(version(1, number, b"key"), hash(number), &[3; 1000]);
+    }
+    let full = world.bytes();
+    world.insert(version(1, 1, b"long"), 5, &vec![1; MAX_BYTES]);
+    assert_eq!(world.bytes(), full);
 }

@@ -65,9 +65,7 @@ impl CachedValue {
     /// Copies key and value. Returns `None` if they are longer than [`MAX_BYTES`].
     pub(super) fn copy(version: CachedVersion<'_>, value: &[u8]) -> Option<CachedValue> {
         let CachedVersion { keyspace, seq, key } = version;
-        if key.len() + value.len() > MAX_BYTES {
-            return None;
-        }
+        CachedValue::memory_bytes(key, value)?;
         let (key_len, value_len) = (u32::try_from(key.len()).ok()?, u32::try_from(value.len()).ok()?);
         let header = Header { seq, keyspace, key_len, value_len };
         const { assert!(align_of::<Header>() <= block_alloc::block_align(0)) };
@@ -84,9 +82,11 @@ impl CachedValue {
         Some(CachedValue(start))
     }
 
-    /// Returns the bytes that a value takes from the memory budget.
-    pub(super) fn memory_bytes(key: &[u8], value: &[u8]) -> u64 {
-        block_alloc::memory_bytes(HEADER_BYTES + key.len() + value.len())
+    /// Returns the bytes that a value takes from the memory budget. Returns `None` if key and value
+    /// are longer than [`MAX_BYTES`].
+    pub(super) fn memory_bytes(key: &[u8], value: &[u8]) -> Option<u64> {
+        let len = key.len() + value.len();
+        (len <= MAX_BYTES).then(|| block_alloc::memory_bytes(HEADER_BYTES + len))
     }
 
     /// Returns the bytes that this value takes from the memory budget.
