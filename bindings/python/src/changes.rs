@@ -19,7 +19,7 @@ use crate::database::RawDatabase;
 use crate::input::Input;
 use crate::options::seconds;
 use crate::shared::{Shared, refuse_pickle};
-use crate::wait::Notifier;
+use crate::wait::PollNotifier;
 
 /// Time between two checks for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
@@ -182,7 +182,7 @@ impl Changes {
 
     /// Return true if `next(0)` may return a commit or raise an error. Otherwise `notifier` reports
     /// `number` when it may.
-    fn poll_ready(&self, py: Python<'_>, notifier: PyRef<'_, Notifier>, number: u64) -> PyResult<bool> {
+    fn poll_ready(&self, py: Python<'_>, notifier: PyRef<'_, PollNotifier>, number: u64) -> PyResult<bool> {
         self.shared.open(py)?;
         let mut feed = self.lock(py);
         *feed = match mem::replace(&mut *feed, Feed::Closed) {

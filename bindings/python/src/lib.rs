@@ -47,7 +47,7 @@ fn _sheaf(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<changes::Commit>()?;
     module.add_class::<changes::Change>()?;
     module.add_class::<changes::RawChangeCursor>()?;
-    module.add_class::<wait::Notifier>()?;
+    module.add_class::<wait::PollNotifier>()?;
     module.add_class::<wait::CommitWait>()?;
     module.add_class::<stream::RawReader>()?;
     module.add_class::<stream::RawWriter>()?;

@@ -59,9 +59,9 @@ impl Wake for NumberWaker {
 
 /// Descriptor that is readable when a wait of an event loop can be polled again.
 #[pyclass(frozen, module = "sheaf._sheaf")]
-pub(crate) struct Notifier(Arc<Woken>);
+pub(crate) struct PollNotifier(Arc<Woken>);
 
-impl Notifier {
+impl PollNotifier {
     /// Polls `future`. Its waker reports `number`.
     pub(crate) fn poll<F: Future + ?Sized>(&self, number: u64, future: Pin<&mut F>) -> Poll<F::Output> {
         let waker = Waker::from(Arc::new(NumberWaker { woken: Arc::clone(&self.0), number }));
@@ -70,13 +70,13 @@ impl Notifier {
 }
 
 #[pymethods]
-impl Notifier {
+impl PollNotifier {
     #[new]
-    fn new() -> PyResult<Notifier> {
+    fn new() -> PyResult<PollNotifier> {
         let (receiver, sender) = UnixStream::pair()?;
         receiver.set_nonblocking(true)?;
         sender.set_nonblocking(true)?;
-        Ok(Notifier(Arc::new(Woken { numbers: Mutex::default(), receiver, sender })))
+        Ok(PollNotifier(Arc::new(Woken { numbers: Mutex::default(), receiver, sender })))
     }
 
     fn fileno(&self) -> RawFd {
@@ -112,7 +112,7 @@ impl CommitWait {
 impl CommitWait {
     /// Return true if the wait is over. Otherwise `notifier` reports `number` when it is to be
     /// polled again.
-    fn poll(&self, py: Python<'_>, notifier: PyRef<'_, Notifier>, number: u64) -> PyResult<bool> {
+    fn poll(&self, py: Python<'_>, notifier: PyRef<'_, PollNotifier>, number: u64) -> PyResult<bool> {
         if self.shared.is_forked() {
             return Err(self.shared.exception(py, &Error::Closed));
         }

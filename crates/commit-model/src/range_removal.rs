@@ -55,7 +55,7 @@ struct Record {
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-enum JobPhase {
+enum RemovalPhase {
     Idle,
     /// A swap has read this version, or a transaction has read at this seq.
     Read(u8),
@@ -69,7 +69,7 @@ enum JobPhase {
 /// Threads, log, memtables, files and the snapshot.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct RangeRemovalState {
-    phases: Vec<JobPhase>,
+    phases: Vec<RemovalPhase>,
     /// Commits that change the key, in the order of seqs.
     commits: Vec<Record>,
     last: u8,
@@ -129,11 +129,11 @@ fn expected(records: &[Record], at: u8) -> Option<u8> {
 
 impl RangeRemovalState {
     fn has_running_commit(&self) -> bool {
-        self.phases.iter().any(|phase| matches!(phase, JobPhase::Reserved(_)))
+        self.phases.iter().any(|phase| matches!(phase, RemovalPhase::Reserved(_)))
     }
 
     fn has_stripe_holder(&self) -> bool {
-        self.phases.iter().any(|phase| matches!(phase, JobPhase::Holding(_) | JobPhase::Reserved(_)))
+        self.phases.iter().any(|phase| matches!(phase, RemovalPhase::Holding(_) | RemovalPhase::Reserved(_)))
     }
 
     /// Returns the version that a reader at `at` finds.
@@ -159,7 +159,7 @@ impl Model for RangeRemovalModel {
         // The files have a version of the key.
         let first = Record { seq: 1, removes: false };
         vec![RangeRemovalState {
-            phases: vec![JobPhase::Idle; self.jobs.len()],
+            phases: vec![RemovalPhase::Idle; self.jobs.len()],
             commits: vec![first],
             last: 1,
             active: Vec::new(),
@@ -185,16 +185,16 @@ impl Model for RangeRemovalModel {
         for (who, phase) in state.phases.iter().enumerate() {
             let reads = matches!(self.jobs[who], RangeJob::Swap | RangeJob::Transaction);
             match phase {
-                JobPhase::Idle if reads && !state.has_running_commit() => {
+                RemovalPhase::Idle if reads && !state.has_running_commit() => {
                     actions.push(RangeRemovalAction::Read(who));
                 }
-                JobPhase::Idle if reads => {}
-                JobPhase::Idle | JobPhase::Read(_) if self.may_take(state, who) => {
+                RemovalPhase::Idle if reads => {}
+                RemovalPhase::Idle | RemovalPhase::Read(_) if self.may_take(state, who) => {
                     actions.push(RangeRemovalAction::Take(who));
                 }
-                JobPhase::Holding(_) => actions.push(RangeRemovalAction::Reserve(who)),
-                JobPhase::Reserved(_) => actions.push(RangeRemovalAction::Apply(who)),
-                JobPhase::Idle | JobPhase::Read(_) | JobPhase::Done => {}
+                RemovalPhase::Holding(_) => actions.push(RangeRemovalAction::Reserve(who)),
+                RemovalPhase::Reserved(_) => actions.push(RangeRemovalAction::Apply(who)),
+                RemovalPhase::Idle | RemovalPhase::Read(_) | RemovalPhase::Done => {}
             }
         }
         if !state.has_stripe_holder() {
@@ -230,8 +230,9 @@ impl RangeRemovalModel {
     /// another key, the start of its range. A transaction closes the window, which excludes all.
     fn may_take(&self, state: &RangeRemovalState, who: usize) -> bool {
         let takes_all = self.rules.range_removals_take_all_stripes;
-        let holds = |phase: &JobPhase| matches!(phase, JobPhase::Holding(_) | JobPhase::Reserved(_));
-        let conflicts = |(other, phase): (usize, &JobPhase)| {
+        let holds =
+            |phase: &RemovalPhase| matches!(phase, RemovalPhase::Holding(_) | RemovalPhase::Reserved(_));
+        let conflicts = |(other, phase): (usize, &RemovalPhase)| {
             let is_apart = |who: usize| !takes_all && self.jobs[who] == RangeJob::Remove;
             let closes = |who: usize| self.jobs[who] == RangeJob::Transaction;
             holds(phase) && (closes(who) || closes(other) || (!is_apart(who) && !is_apart(other)))
@@ -257,21 +258,21 @@ impl RangeRemovalModel {
                     RangeJob::Transaction => state.last,
                     _ => expected(&state.commits, u8::MAX).unwrap_or(0),
                 };
-                state.phases[who] = JobPhase::Read(seen);
+                state.phases[who] = RemovalPhase::Read(seen);
             }
             RangeRemovalAction::Take(who) => {
-                let seen = if let JobPhase::Read(seen) = state.phases[who] { seen } else { 0 };
+                let seen = if let RemovalPhase::Read(seen) = state.phases[who] { seen } else { 0 };
                 let newest = state.find(u8::MAX, true).unwrap_or(0);
                 let is_stale = match self.jobs[who] {
                     RangeJob::Swap => newest != seen,
                     RangeJob::Transaction => state.recorded.iter().any(|seq| *seq > seen),
                     RangeJob::Put | RangeJob::Remove => false,
                 };
-                state.phases[who] = if is_stale { JobPhase::Done } else { JobPhase::Holding(seen) };
+                state.phases[who] = if is_stale { RemovalPhase::Done } else { RemovalPhase::Holding(seen) };
             }
             RangeRemovalAction::Reserve(who) => self.reserve(state, who),
             RangeRemovalAction::Apply(who) => {
-                if let JobPhase::Reserved(seq) = state.phases[who]
+                if let RemovalPhase::Reserved(seq) = state.phases[who]
                     && let Some(record) = state.commits.iter().find(|record| record.seq == seq)
                 {
                     state.active.push(*record);
@@ -279,7 +280,7 @@ impl RangeRemovalModel {
                         state.recorded.push(seq); // without the rule: only the start of the range
                     }
                 }
-                state.phases[who] = JobPhase::Done;
+                state.phases[who] = RemovalPhase::Done;
             }
             RangeRemovalAction::TakeView => state.view = Some(state.last),
             RangeRemovalAction::Freeze => {
@@ -302,7 +303,7 @@ impl RangeRemovalModel {
     }
 
     fn reserve(&self, state: &mut RangeRemovalState, who: usize) {
-        let JobPhase::Holding(seen) = state.phases[who] else { return };
+        let RemovalPhase::Holding(seen) = state.phases[who] else { return };
         let newest = state.commits.last().map_or(0, |record| record.seq);
         let is_missed = match self.jobs[who] {
             RangeJob::Swap => expected(&state.commits, u8::MAX).unwrap_or(0) != seen,
@@ -314,12 +315,12 @@ impl RangeRemovalModel {
         }
         state.last += 1;
         if self.jobs[who] == RangeJob::Transaction {
-            state.phases[who] = JobPhase::Done; // its own key is not modeled
+            state.phases[who] = RemovalPhase::Done; // its own key is not modeled
             return;
         }
         let removes = self.jobs[who] == RangeJob::Remove;
         state.commits.push(Record { seq: state.last, removes });
-        state.phases[who] = JobPhase::Reserved(state.last);
+        state.phases[who] = RemovalPhase::Reserved(state.last);
     }
 
     /// Moves the frozen memtable to the files. The range tombstone is dropped with the memtable.

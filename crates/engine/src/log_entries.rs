@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::context::EngineContext;
-use crate::contract::{EngineOp, Findings, ImageSink, ImageSource, NOTE_WORDS};
+use crate::contract::{EngineOp, FINDING_WORDS, Findings, ImageSink, ImageSource};
 use crate::versions::{IndexPlace, OldVersion, OldVersions};
 use crate::views::Views;
 use sheaf_log::blob_reader::StoredValue;
@@ -25,7 +25,7 @@ use sheaf_platform::error::Result;
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::epoch::Guard;
 
-/// Findings of `prepare`, as [`note`] stores them.
+/// Findings of `prepare`, as [`set_findings`] stores them.
 #[derive(Clone, Copy, Debug)]
 struct EntryFindings {
     hash: u64,
@@ -41,13 +41,13 @@ struct EntryFindings {
 
 impl Findings for EntryFindings {
     #[inline]
-    fn to_words(self) -> [u64; NOTE_WORDS] {
+    fn to_words(self) -> [u64; FINDING_WORDS] {
         let blob = self.prior_blob.map_or(0, |id| id + 1);
         [self.hash, self.prior.bits(), self.prior_span, blob, self.entries.0]
     }
 
     #[inline]
-    fn from_words([hash, prior, prior_span, blob, entries]: [u64; NOTE_WORDS]) -> EntryFindings {
+    fn from_words([hash, prior, prior_span, blob, entries]: [u64; FINDING_WORDS]) -> EntryFindings {
         let (prior, entries) = (Address::from_bits(prior), AddressSetHash(entries));
         EntryFindings { hash, prior, prior_span, prior_blob: blob.checked_sub(1), entries }
     }
@@ -100,17 +100,17 @@ impl AddressSetHash {
     }
 }
 
-/// Stores the findings of `prepare` in the note of `op`. These are the hash of the key, the
+/// Stores the findings of `prepare` in `op.findings`. These are the hash of the key, the
 /// replaced entry with its blob, and the hash of the set of entries that `prepare` read.
 #[inline]
-pub fn note(
+pub fn set_findings(
     op: &mut EngineOp<'_>,
     hash: u64,
     prior: Option<(&LoggedEntry<'_>, Option<u64>)>,
     entries: AddressSetHash,
 ) {
     op.prior = prior.map_or(Seq::ZERO, |(entry, _)| entry.seq());
-    op.note.set(EntryFindings {
+    op.findings.set(EntryFindings {
         hash,
         prior: prior.map_or(Address::NONE, |(entry, _)| entry.address),
         prior_span: prior.map_or(0, |(entry, _)| entry.span()),
@@ -119,28 +119,28 @@ pub fn note(
     });
 }
 
-/// Returns the hash of the key in the note.
+/// Returns the hash of the key in the findings.
 #[must_use]
-pub fn noted_hash(op: &EngineOp<'_>) -> u64 {
-    op.note.get::<EntryFindings>().hash
+pub fn found_hash(op: &EngineOp<'_>) -> u64 {
+    op.findings.get::<EntryFindings>().hash
 }
 
-/// Returns the hash of the set of entries in the note.
+/// Returns the hash of the set of entries in the findings.
 #[must_use]
-pub fn noted_set_hash(op: &EngineOp<'_>) -> AddressSetHash {
-    op.note.get::<EntryFindings>().entries
+pub fn found_set_hash(op: &EngineOp<'_>) -> AddressSetHash {
+    op.findings.get::<EntryFindings>().entries
 }
 
 /// Returns the address of the entry that `op` replaces, or [`Address::NONE`].
 #[must_use]
-pub fn noted_prior(op: &EngineOp<'_>) -> Address {
-    op.note.get::<EntryFindings>().prior
+pub fn found_prior(op: &EngineOp<'_>) -> Address {
+    op.findings.get::<EntryFindings>().prior
 }
 
 /// Returns the entry that `op` replaces, superseded by commit `end_seq`.
 #[must_use]
 pub fn replaced_version(op: &EngineOp<'_>, end_seq: Seq) -> Option<OldVersion> {
-    let found: EntryFindings = op.note.get();
+    let found: EntryFindings = op.findings.get();
     (found.prior != Address::NONE).then(|| OldVersion {
         address: found.prior,
         span: u32::try_from(found.prior_span).unwrap_or(u32::MAX),

@@ -18,16 +18,16 @@ use crate::options::chosen_durability;
 use crate::write::bounds;
 
 /// Reads of one snapshot and changes, which become one atomic commit.
-pub struct sheaf_transaction(Exclusive<TransactionState>);
+pub struct sheaf_transaction(Exclusive<TransactionHandle>);
 
-struct TransactionState {
+struct TransactionHandle {
     /// `None` after the commit.
     transaction: Option<Transaction>,
     durability: Option<Durability>,
     savepoints: Vec<Savepoint>,
 }
 
-impl TransactionState {
+impl TransactionHandle {
     fn open(&self) -> Outcome<&Transaction> {
         self.transaction.as_ref().ok_or_else(|| invalid("transaction", ENDED))
     }
@@ -45,7 +45,7 @@ impl TransactionState {
 const ENDED: &str = "it has ended by a commit";
 
 /// Returns the state of a transaction, locked until the end of the call.
-fn locked(transaction: Option<&sheaf_transaction>) -> Outcome<MutexGuard<'_, TransactionState>> {
+fn locked(transaction: Option<&sheaf_transaction>) -> Outcome<MutexGuard<'_, TransactionHandle>> {
     given(transaction, "transaction")?.0.lock("transaction")
 }
 
@@ -71,7 +71,7 @@ pub extern "C" fn sheaf_db_transaction(
     call(error, || {
         let place = handle_out(transaction, "transaction")?;
         let transaction = Some(given(db, "db")?.0.transaction()?);
-        let state = TransactionState { transaction, durability: None, savepoints: Vec::new() };
+        let state = TransactionHandle { transaction, durability: None, savepoints: Vec::new() };
         place.write(Box::into_raw(Box::new(sheaf_transaction(Exclusive::new(state)))));
         Ok(())
     })

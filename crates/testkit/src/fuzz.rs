@@ -7,7 +7,7 @@
 //!  record    a record of a log, decoded and encoded
 //!  segment   header and frames of a segment, with valid checksums
 //!  root      a ROOT slot with a valid checksum
-//!  door      messages of the IPC socket
+//!  ipc       messages of the IPC socket
 //!  database  a file of a small database, mutated in several places, with valid checksums;
 //!            opened, read and verified
 //! ```
@@ -58,8 +58,8 @@ const CORPUS: [(FuzzTarget, &[u8]); 13] = [
     (FuzzTarget::Record, b"\x01\x00\xff\xff\xff\xff\x0f\xff\xff\xff\xff\x0f"),
     (FuzzTarget::Root, b"SHEAFROT\x02\x00\x00\x00\xff\xff\xff\xff"),
     (FuzzTarget::Segment, b"SHEAFSEG\x02\x00\x00\x00\x01\x00\x00\x00"),
-    (FuzzTarget::Door, b"\x02\x04\x00\x00\x00/a/b\x01\x02\x00\x00\x00/c\x01"),
-    (FuzzTarget::Door, b"\x0f\x01\x00\x00\x00\x01\x01\x00\x00\x00a\xff\xff\xff\xff\xff\xff\xff\xff"),
+    (FuzzTarget::IpcMessage, b"\x02\x04\x00\x00\x00/a/b\x01\x02\x00\x00\x00/c\x01"),
+    (FuzzTarget::IpcMessage, b"\x0f\x01\x00\x00\x00\x01\x01\x00\x00\x00a\xff\xff\xff\xff\xff\xff\xff\xff"),
     (FuzzTarget::Database, b"\x00\x00\x0c\x00\xff\x0d\x00\xff\x0e\x00\xff"),
     (FuzzTarget::Database, b"\x04\x00\x04\x02\xff\x05\x02\xff\x06\x02\xff"),
     (FuzzTarget::Database, b"\x07\x00\x30\x00\x01\x31\x00\x01"),
@@ -73,14 +73,19 @@ pub enum FuzzTarget {
     Record,
     Root,
     Segment,
-    Door,
+    IpcMessage,
     Database,
 }
 
 impl FuzzTarget {
     /// All targets.
-    pub const ALL: [FuzzTarget; 5] =
-        [FuzzTarget::Record, FuzzTarget::Root, FuzzTarget::Segment, FuzzTarget::Door, FuzzTarget::Database];
+    pub const ALL: [FuzzTarget; 5] = [
+        FuzzTarget::Record,
+        FuzzTarget::Root,
+        FuzzTarget::Segment,
+        FuzzTarget::IpcMessage,
+        FuzzTarget::Database,
+    ];
 }
 
 /// State that targets need in addition to their input.
@@ -111,7 +116,7 @@ impl FuzzContext {
             FuzzTarget::Record => fuzz_record(input),
             FuzzTarget::Root => fuzz_root(input),
             FuzzTarget::Segment => fuzz_segment(input),
-            FuzzTarget::Door => sheaf::fuzz_ipc_message(input),
+            FuzzTarget::IpcMessage => sheaf::fuzz_ipc_message(input),
             FuzzTarget::Database => self.fuzz_database(input),
         }
     }
@@ -239,7 +244,7 @@ impl Mutator {
             0..6 => FuzzTarget::Record,
             6..9 => FuzzTarget::Root,
             9..12 => FuzzTarget::Segment,
-            12..14 => FuzzTarget::Door,
+            12..14 => FuzzTarget::IpcMessage,
             _ => FuzzTarget::Database,
         };
         let mine: Vec<usize> = (0..self.pool.len()).filter(|at| self.pool[*at].0 == target).collect();

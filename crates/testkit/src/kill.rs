@@ -77,7 +77,7 @@ const RUNS_PER_DIR: u64 = 25;
 
 /// Change of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum KeyEdit {
+enum KilledEdit {
     Put(Vec<u8>),
     Remove,
     /// Appends the bytes to the value.
@@ -85,7 +85,7 @@ enum KeyEdit {
 }
 
 /// A keyspace, a key, and its change.
-type KeyChange = (usize, Vec<u8>, KeyEdit);
+type KilledChange = (usize, Vec<u8>, KilledEdit);
 
 /// Pairs that belong to one thread, by keyspace and key.
 type ThreadPairs = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
@@ -514,13 +514,13 @@ fn difference(found: &ThreadPairs, model: &ThreadPairs) -> String {
 
 /// Returns the changes of commit number `k` of a thread in the child with seed `life`, and whether
 /// the commit is synced. There are none if the commit is a merge of the shared key.
-fn commit_changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<KeyChange>, bool) {
+fn commit_changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<KilledChange>, bool) {
     if shared_key::is_append(thread, life, k) {
         return (Vec::new(), false);
     }
     let mut random = TestRandom::new(life ^ u64::from(k) << 8 ^ u64::from(thread));
     let count = if random.one_in(3) { 2 + random.below(5) } else { 1 };
-    let mut changes: BTreeMap<(usize, Vec<u8>), KeyEdit> = BTreeMap::new();
+    let mut changes: BTreeMap<(usize, Vec<u8>), KilledEdit> = BTreeMap::new();
     for write in 0..count {
         let key = vec![thread, b'k', random.below(200) as u8];
         let len = if random.one_in(200) { 30_000 } else { random.below(300) as u32 };
@@ -530,9 +530,9 @@ fn commit_changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<KeyChang
             bytes
         };
         let edit = match random.below(5) {
-            0 => KeyEdit::Remove,
-            1 => KeyEdit::Append(bytes()),
-            _ => KeyEdit::Put(bytes()),
+            0 => KilledEdit::Remove,
+            1 => KilledEdit::Append(bytes()),
+            _ => KilledEdit::Put(bytes()),
         };
         changes.insert((random.index_below(spaces), key), edit);
     }
@@ -543,9 +543,9 @@ fn commit_changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<KeyChang
 fn apply(model: &mut ThreadPairs, spaces: usize, thread: u8, life: u64, k: u32) {
     for (space, key, edit) in commit_changes(spaces, thread, life, k).0 {
         match edit {
-            KeyEdit::Put(value) => drop(model.insert((space, key), value)),
-            KeyEdit::Remove => drop(model.remove(&(space, key))),
-            KeyEdit::Append(operand) => model.entry((space, key)).or_default().extend(operand),
+            KilledEdit::Put(value) => drop(model.insert((space, key), value)),
+            KilledEdit::Remove => drop(model.remove(&(space, key))),
+            KilledEdit::Append(operand) => model.entry((space, key)).or_default().extend(operand),
         }
     }
 }
@@ -611,17 +611,17 @@ fn write(db: &Database, spaces: &[Keyspace], thread: u8, life: u64, k: u32) -> s
     let (changes, is_synced) = commit_changes(spaces.len(), thread, life, k);
     if let ([(space, key, edit)], false) = (&changes[..], is_synced) {
         return match edit {
-            KeyEdit::Put(value) => spaces[*space].insert(key, value),
-            KeyEdit::Remove => spaces[*space].remove(key),
-            KeyEdit::Append(operand) => spaces[*space].merge(key, operand),
+            KilledEdit::Put(value) => spaces[*space].insert(key, value),
+            KilledEdit::Remove => spaces[*space].remove(key),
+            KilledEdit::Append(operand) => spaces[*space].merge(key, operand),
         };
     }
     let mut batch = db.batch();
     for (space, key, edit) in &changes {
         match edit {
-            KeyEdit::Put(value) => batch.insert(&spaces[*space], key, value),
-            KeyEdit::Remove => batch.remove(&spaces[*space], key),
-            KeyEdit::Append(operand) => batch.merge(&spaces[*space], key, operand),
+            KilledEdit::Put(value) => batch.insert(&spaces[*space], key, value),
+            KilledEdit::Remove => batch.remove(&spaces[*space], key),
+            KilledEdit::Append(operand) => batch.merge(&spaces[*space], key, operand),
         };
     }
     batch.durability(if is_synced { Durability::Sync } else { Durability::Buffer });

@@ -8,6 +8,7 @@ use std::time::Instant;
 use crate::field;
 use crate::invariants;
 use crate::layers;
+use crate::names;
 use crate::prose;
 use crate::safety;
 use crate::shell::{self, cargo, interleavings};
@@ -130,6 +131,8 @@ pub(crate) fn run() -> Result<(), String> {
     sizes::sizes(&[])?;
     println!("\n== layers");
     layers::layers(&[])?;
+    println!("\n== names");
+    names::names(&[])?;
     step(clippy())?;
     cross::cross_in_ci()?;
     let mut doc = cargo(&["doc", "--locked", "--no-deps", "--features", "sheaf-db/metrics,sheaf-db/tokio"]);

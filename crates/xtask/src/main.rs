@@ -18,6 +18,7 @@ mod filesystems;
 mod invariants;
 mod layers;
 mod ledger;
+mod names;
 mod prose;
 mod release;
 mod safety;
@@ -52,6 +53,7 @@ cargo xtask safety                              each unsafe block, impl and func
 cargo xtask sizes [--totals]                    files have at most 720 lines, functions at most 80 (99 of 100 at most 50), and
                                                 folders at most 20 Rust files; --totals prints the largest
 cargo xtask layers [--list]                     imports within the store that point upwards, at most 8; --list prints them
+cargo xtask names                               no type name has two meanings in neighbouring crates or in the public interface
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
 cargo xtask golden                              makes the golden databases of the format that may still change
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
         Some("safety") => safety::safety(&words[1..]),
         Some("sizes") => sizes::sizes(&words[1..]),
         Some("layers") => layers::layers(&words[1..]),
+        Some("names") => names::names(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),
         Some("golden") if words.len() == 1 => golden(),
         Some("release") => release::release(&words[1..]),

@@ -44,7 +44,7 @@ class CommitTicket:
     def start_wait(self, is_sync: bool) -> CommitWait: ...
 
 @final
-class Notifier:
+class PollNotifier:
     """Descriptor that is readable when a wait of an event loop can be polled again."""
 
     def fileno(self) -> int: ...
@@ -54,7 +54,7 @@ class Notifier:
 class CommitWait:
     """Wait for the durability of a commit."""
 
-    def poll(self, notifier: Notifier, number: int) -> bool: ...
+    def poll(self, notifier: PollNotifier, number: int) -> bool: ...
 
 @final
 class Changes:
@@ -76,7 +76,7 @@ class Changes:
         """Position after all commits that were returned or filtered out."""
     def next(self, timeout: float | None = None) -> Commit | None:
         """Return the next commit, or ``None`` if there is none within ``timeout`` seconds."""
-    def poll_ready(self, notifier: Notifier, number: int) -> bool: ...
+    def poll_ready(self, notifier: PollNotifier, number: int) -> bool: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> Commit: ...
     def close(self) -> None:

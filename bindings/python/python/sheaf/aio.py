@@ -30,7 +30,7 @@ from ._batch import Batch
 from ._changes import ChangeCursor
 from ._errors import ClosedError
 from ._keyspace import Durability, Keyspace, SnapshotKeyspace
-from ._sheaf import Changes, Commit, CommitTicket, Notifier, Scan
+from ._sheaf import Changes, Commit, CommitTicket, PollNotifier, Scan
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
@@ -54,12 +54,12 @@ class _Waits:
     _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Waits] = WeakKeyDictionary()
 
     def __init__(self) -> None:
-        self._notifier = Notifier()
+        self._notifier = PollNotifier()
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     @classmethod
-    async def until(cls, poll: Callable[[Notifier, int], bool]) -> None:
+    async def until(cls, poll: Callable[[PollNotifier, int], bool]) -> None:
         """Call ``poll`` again and again, when the library reports that it may return true."""
         loop = asyncio.get_running_loop()
         waits = cls._of_loops.get(loop)

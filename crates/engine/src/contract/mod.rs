@@ -38,7 +38,7 @@ use sheaf_platform::error::{Error, Result};
 pub use cache::EngineCache;
 pub use checkpoint::{EngineCheckpoint, EnginePressure, ImageSink, ImageSource};
 pub use commits::EngineCommits;
-pub use op::{Action, EngineNote, EngineOp, Findings, HashedKey, NOTE_WORDS, Preparation};
+pub use op::{Action, EngineOp, FINDING_WORDS, Findings, HashedKey, OpaqueFindings, Preparation};
 pub use reads::{Bounds, Cursor, EngineReads, Projection};
 pub use recovery::{EngineRecovery, ReplayRecord};
 pub use store_log::{Liveness, StoreLogIndex};

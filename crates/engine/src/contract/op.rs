@@ -48,15 +48,15 @@ pub struct HashedKey<'k> {
     pub hash: u64,
 }
 
-/// Number of words of an [`EngineNote`].
-pub const NOTE_WORDS: usize = 5;
+/// Number of words of an [`OpaqueFindings`].
+pub const FINDING_WORDS: usize = 5;
 
 /// Findings of an engine for one operation, carried from `prepare` to `apply`. They are opaque to
 /// the store.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct EngineNote([u64; NOTE_WORDS]);
+pub struct OpaqueFindings([u64; FINDING_WORDS]);
 
-impl EngineNote {
+impl OpaqueFindings {
     /// Stores the findings.
     #[inline]
     pub fn set<F: Findings>(&mut self, findings: F) {
@@ -71,12 +71,12 @@ impl EngineNote {
     }
 }
 
-/// Content of an [`EngineNote`]. Each engine has a type of its own.
+/// Content of an [`OpaqueFindings`]. Each engine has a type of its own.
 pub trait Findings: Copy {
     /// Returns the findings as words.
-    fn to_words(self) -> [u64; NOTE_WORDS];
+    fn to_words(self) -> [u64; FINDING_WORDS];
     /// Returns the findings that [`Findings::to_words`] converted.
-    fn from_words(words: [u64; NOTE_WORDS]) -> Self;
+    fn from_words(words: [u64; FINDING_WORDS]) -> Self;
 }
 
 /// One operation, from `prepare` to `apply`.
@@ -93,7 +93,7 @@ pub struct EngineOp<'a> {
     /// newest one.
     pub prior: Seq,
     /// Findings of the engine, carried from `prepare` to `apply`.
-    pub note: EngineNote,
+    pub findings: OpaqueFindings,
     /// Log address of the record, set before `apply`.
     pub address: Address,
     /// Bytes of the record's frame, set before `apply`.
@@ -117,7 +117,7 @@ impl<'a> EngineOp<'a> {
             hash: None,
             action,
             prior: Seq::ZERO,
-            note: EngineNote::default(),
+            findings: OpaqueFindings::default(),
             address: Address::NONE,
             span: 0,
             ops_before: 0,

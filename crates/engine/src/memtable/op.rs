@@ -1,12 +1,12 @@
 //! # Memtable operations: preparation of a commit and its validation
 //!
-//! `prepare` stores its findings in the note of the operation. `is_current` and `apply` read them
+//! `prepare` stores its findings in the operation. `is_current` and `apply` read them
 //! while the commit holds the stripe of the key. Other keys of the memtable may change at any time.
 
 use super::arena::{ArenaOffset, high, low};
 use super::{Memtable, VersionWord};
 use crate::context::EngineContext;
-use crate::contract::{Action, EngineOp, Findings, NOTE_WORDS, Preparation};
+use crate::contract::{Action, EngineOp, FINDING_WORDS, Findings, Preparation};
 use crate::views::{PinnedVersions, Views};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::Seq;
@@ -33,7 +33,7 @@ struct MemtableFindings {
 
 impl Findings for MemtableFindings {
     #[inline]
-    fn to_words(self) -> [u64; NOTE_WORDS] {
+    fn to_words(self) -> [u64; FINDING_WORDS] {
         let record = u64::from(self.memtable) << 32 | u64::from(self.record);
         let blob = self.replaced_blob.map_or(0, |id| id + 1);
         let counts = u64::from(self.newest_range) << 32 | u64::from(self.stripe_len);
@@ -41,7 +41,7 @@ impl Findings for MemtableFindings {
     }
 
     #[inline]
-    fn from_words([hash, record, word, counts, blob]: [u64; NOTE_WORDS]) -> MemtableFindings {
+    fn from_words([hash, record, word, counts, blob]: [u64; FINDING_WORDS]) -> MemtableFindings {
         let (memtable, record) = (high(record), low(record));
         let (newest_range, stripe_len) = (high(counts), low(counts));
         let replaced_blob = blob.checked_sub(1);
@@ -71,7 +71,7 @@ impl Memtable {
         (is_over, passes): (impl FnOnce(&EngineOp<'_>) -> bool, impl FnOnce() -> bool),
         prior: impl Fn(&[u8]) -> Result<Seq>,
     ) -> Result<Preparation> {
-        let is_there = self.note(op, hash, context, guard)?;
+        let is_there = self.set_findings(op, hash, context, guard)?;
         op.prior = Seq::ZERO;
         match op.action {
             Action::Put(_) | Action::Blob(_) => {
@@ -115,13 +115,13 @@ impl Memtable {
         }
     }
 
-    /// Stores the state of the key in the note of `op`, for [`Memtable::is_current`] and `apply`.
+    /// Stores the state of the key in `op.findings`, for [`Memtable::is_current`] and `apply`.
     /// Returns true if the key has a record here.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Corrupt`] if the reference to the replaced blob cannot be read.
-    pub fn note(
+    pub fn set_findings(
         &self,
         op: &mut EngineOp<'_>,
         hash: u64,
@@ -138,7 +138,7 @@ impl Memtable {
                 Ok(if let RecordContent::Blob(blob) = content { Some(blob.id) } else { None })
             })?;
         }
-        op.note.set(MemtableFindings {
+        op.findings.set(MemtableFindings {
             hash,
             memtable: self.number,
             record: entry.as_ref().map_or(0, |entry| entry.place),
@@ -156,7 +156,7 @@ impl Memtable {
         if matches!(op.action, Action::RemoveRange(_)) {
             return true; // it depends on no version
         }
-        let found: MemtableFindings = op.note.get();
+        let found: MemtableFindings = op.findings.get();
         // The removal of a range changes the versions of any keys. It runs while no commit is
         // between this check and its `apply`.
         if self.number != found.memtable || low(self.ranges.newest().0) != found.newest_range {
@@ -175,18 +175,18 @@ impl Memtable {
     /// Returns the record that `prepare` found for `op`; 0 if there was none.
     #[must_use]
     pub fn record_of(op: &EngineOp<'_>) -> ArenaOffset {
-        op.note.get::<MemtableFindings>().record
+        op.findings.get::<MemtableFindings>().record
     }
 
     /// Returns the hash of the key of `op`.
     #[must_use]
     pub fn hash_of(op: &EngineOp<'_>) -> u64 {
-        op.note.get::<MemtableFindings>().hash
+        op.findings.get::<MemtableFindings>().hash
     }
 
     /// Returns the id of the blob that `op` replaces.
     #[must_use]
     pub fn replaced_blob(op: &EngineOp<'_>) -> Option<u64> {
-        op.note.get::<MemtableFindings>().replaced_blob
+        op.findings.get::<MemtableFindings>().replaced_blob
     }
 }

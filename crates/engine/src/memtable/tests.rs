@@ -203,7 +203,7 @@ fn an_operation_is_current_beside_other_keys_of_its_stripe() {
     let memtable = Memtable::new(1, KeyPrefix::default(), true);
     let version = MemtableVersion { word: VersionWord(7), seq: Seq(7) };
     let mut op = EngineOp::new(b"b", Action::Put(b""));
-    assert!(!memtable.note(&mut op, 1, context, guard).expect("nothing is read"));
+    assert!(!memtable.set_findings(&mut op, 1, context, guard).expect("nothing is read"));
     memtable.add(1, b"a", version, guard);
     assert!(memtable.is_current(&op, guard), "another key of the stripe came");
     memtable.add(1, b"b", version, guard);

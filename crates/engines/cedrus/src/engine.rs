@@ -124,11 +124,11 @@ impl CedrusEngine {
         self.trie.shape().key_hash(self.context.hash(key))
     }
 
-    /// Returns the hash that `prepare` noted. The note has no room for the tail, so hashes with a
-    /// tail are computed again.
-    fn noted_key_hash(&self, op: &EngineOp<'_>) -> KeyHash {
+    /// Returns the hash that `prepare` found. The findings have no room for the tail, so hashes
+    /// with a tail are computed again.
+    fn found_key_hash(&self, op: &EngineOp<'_>) -> KeyHash {
         let has_tail = self.trie.shape().hash_bits > HASH_BITS;
-        if has_tail { self.hash(op.key) } else { noted_path(op).into() }
+        if has_tail { self.hash(op.key) } else { found_path(op).into() }
     }
 
     // Records of the log.
@@ -229,20 +229,20 @@ impl CedrusEngine {
     }
 }
 
-/// Packs the path of the hash and the version of its shard into the note of `prepare`. A version
-/// could only repeat after 2^31 changes between `prepare` and `is_current`.
-fn pack_note(hash: KeyHash, version: u32) -> u64 {
+/// Packs the path of the hash and the version of its shard into the findings of `prepare`. A
+/// version could only repeat after 2^31 changes between `prepare` and `is_current`.
+fn pack_findings(hash: KeyHash, version: u32) -> u64 {
     u64::from(version) << HASH_BITS | u64::from(hash.path)
 }
 
-/// Returns the path of the hash that `prepare` noted.
-fn noted_path(op: &EngineOp<'_>) -> u32 {
-    u32::try_from(log_entries::noted_hash(op) & u64::from(u32::MAX)).unwrap_or(0)
+/// Returns the path of the hash that `prepare` found.
+fn found_path(op: &EngineOp<'_>) -> u32 {
+    u32::try_from(log_entries::found_hash(op) & u64::from(u32::MAX)).unwrap_or(0)
 }
 
-/// Returns the version that `prepare` noted.
-fn noted_version(op: &EngineOp<'_>) -> u32 {
-    u32::try_from(log_entries::noted_hash(op) >> HASH_BITS).unwrap_or(0)
+/// Returns the version that `prepare` found.
+fn found_version(op: &EngineOp<'_>) -> u32 {
+    u32::try_from(log_entries::found_hash(op) >> HASH_BITS).unwrap_or(0)
 }
 
 impl EngineInfo for CedrusEngine {
@@ -306,16 +306,16 @@ impl EngineCommits for CedrusEngine {
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
-        let noted = pack_note(hash, self.trie.version(hash.path));
+        let packed = pack_findings(hash, self.trie.version(hash.path));
         let found = self.find_addresses(hash, guard)?;
         let record = self.find_to_replace(&found, op.key, guard)?;
         let print = AddressSetHash::of(&found);
         if let Some(seen) = record {
             let record = self.record(seen.address, &seen.frame, guard)?;
-            log_entries::note(op, noted, Some((&seen, record.content.blob_id())), print);
+            log_entries::set_findings(op, packed, Some((&seen, record.content.blob_id())), print);
             return Ok(Preparation::Record);
         }
-        log_entries::note(op, noted, None, print);
+        log_entries::set_findings(op, packed, None, print);
         match op.action {
             Action::Remove | Action::RemoveRange(_) => Ok(Preparation::NoChange),
             Action::Expect => Ok(Preparation::Record),
@@ -327,21 +327,21 @@ impl EngineCommits for CedrusEngine {
     }
 
     fn is_current(&self, op: &EngineOp<'_>) -> bool {
-        let version = noted_version(op);
-        if version.is_multiple_of(2) && self.trie.version(noted_path(op)) == version {
+        let version = found_version(op);
+        if version.is_multiple_of(2) && self.trie.version(found_path(op)) == version {
             return true;
         }
         let guard = &epoch::pin();
-        let Ok(found) = self.trie.find(self.noted_key_hash(op), guard, |_| {}) else { return false };
-        match log_entries::noted_prior(op) {
-            Address::NONE => AddressSetHash::of(&found) == log_entries::noted_set_hash(op),
+        let Ok(found) = self.trie.find(self.found_key_hash(op), guard, |_| {}) else { return false };
+        match log_entries::found_prior(op) {
+            Address::NONE => AddressSetHash::of(&found) == log_entries::found_set_hash(op),
             prior => found.contains(&prior),
         }
     }
 
     fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let guard = &epoch::pin();
-        let hash = self.noted_key_hash(op);
+        let hash = self.found_key_hash(op);
         let prior = log_entries::replaced_version(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
         if let Some(old) = prior {

@@ -101,7 +101,7 @@ impl TestKeyspace {
         self.engine.get(NEWEST, key, &mut |value| found = Some(value.to_vec())).expect("it is read");
         let Some(value) = found else { return };
         let (to, _) = tail.append(op.prior, key, RecordContent::Put(&value));
-        assert!(self.engine.relocate(self.engine.hashed_key(key), log_entries::noted_prior(&op), to, None));
+        assert!(self.engine.relocate(self.engine.hashed_key(key), log_entries::found_prior(&op), to, None));
     }
 
     pub(crate) fn value(&self, at: Seq, key: &[u8]) -> Option<u64> {

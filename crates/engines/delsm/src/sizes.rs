@@ -77,8 +77,8 @@ pub(crate) struct Sizes {
     pub(crate) files_per_sort: usize,
     /// Number of files that a step moves or removes.
     pub(crate) files_per_step: usize,
-    /// Number of list entries that a step of a survey reads.
-    pub(crate) entries_per_survey: usize,
+    /// Number of list entries that a step of a scan reads.
+    pub(crate) entries_per_scan_step: usize,
     /// Minimum length of a run of removed keys that is recorded as a removed range.
     pub(crate) min_removed_run: usize,
     /// Number of removals after which the next one scans for a removed range.
@@ -129,7 +129,7 @@ impl Sizes {
                 small_pack_bytes: 256,
                 files_per_sort: 8,
                 files_per_step: 3,
-                entries_per_survey: 8,
+                entries_per_scan_step: 8,
                 min_removed_run: 2,
                 removals_per_scan: 3,
                 min_garbage_bytes: 0,
@@ -155,7 +155,7 @@ impl Sizes {
                 small_pack_bytes: 256 << 10,
                 files_per_sort: 32 << 10,
                 files_per_step: 256,
-                entries_per_survey: 256,
+                entries_per_scan_step: 256,
                 min_removed_run: 32,
                 removals_per_scan: 256,
                 min_garbage_bytes: 64 << 10,

@@ -300,9 +300,9 @@ impl<I: Index> FlatEngine<I> {
     }
 }
 
-/// Returns the key of `op` with the hash that `prepare` noted.
-fn noted_hashed_key<'a>(op: &EngineOp<'a>) -> HashedKey<'a> {
-    HashedKey { key: op.key, hash: log_entries::noted_hash(op) }
+/// Returns the key of `op` with the hash that `prepare` found.
+fn found_hashed_key<'a>(op: &EngineOp<'a>) -> HashedKey<'a> {
+    HashedKey { key: op.key, hash: log_entries::found_hash(op) }
 }
 
 impl<I: Index> EngineInfo for FlatEngine<I> {
@@ -394,10 +394,10 @@ impl<I: Index> EngineCommits for FlatEngine<I> {
         };
         let (found, print) = self.find_to_replace(hashed_key, guard)?;
         if let Some((entry, blob_id)) = found {
-            log_entries::note(op, hashed_key.hash, Some((&entry, blob_id)), print);
+            log_entries::set_findings(op, hashed_key.hash, Some((&entry, blob_id)), print);
             return Ok(Preparation::Record);
         }
-        log_entries::note(op, hashed_key.hash, None, print);
+        log_entries::set_findings(op, hashed_key.hash, None, print);
         match op.action {
             Action::Remove | Action::RemoveRange(_) => Ok(Preparation::NoChange),
             Action::Expect => Ok(Preparation::Record),
@@ -410,10 +410,10 @@ impl<I: Index> EngineCommits for FlatEngine<I> {
 
     fn is_current(&self, op: &EngineOp<'_>) -> bool {
         let guard = &epoch::pin();
-        let hashed_key = noted_hashed_key(op);
-        match log_entries::noted_prior(op) {
+        let hashed_key = found_hashed_key(op);
+        match log_entries::found_prior(op) {
             Address::NONE => {
-                self.index.address_set_hash(hashed_key, guard) == log_entries::noted_set_hash(op)
+                self.index.address_set_hash(hashed_key, guard) == log_entries::found_set_hash(op)
             }
             prior => self.index.contains(hashed_key, prior, guard),
         }
@@ -421,7 +421,7 @@ impl<I: Index> EngineCommits for FlatEngine<I> {
 
     fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let guard = &epoch::pin();
-        let hashed_key = noted_hashed_key(op);
+        let hashed_key = found_hashed_key(op);
         let prior = log_entries::replaced_version(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
         if let Some(old) = prior {

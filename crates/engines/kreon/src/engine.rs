@@ -29,8 +29,8 @@ use sheaf_engine::backup_files::PinnedFiles;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineCache, EngineCheckpoint, EngineCommits, EngineInfo,
-    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, Findings, HashedKey, ImageSink,
-    ImageSource, Liveness, NOTE_WORDS, Preparation, Projection, ReplayRecord, StoreLogIndex,
+    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, FINDING_WORDS, Findings, HashedKey,
+    ImageSink, ImageSource, Liveness, Preparation, Projection, ReplayRecord, StoreLogIndex,
 };
 use sheaf_engine::idle::IdleDetector;
 use sheaf_engine::log_entries::LiveAccounting;
@@ -113,13 +113,13 @@ struct KreonFindings {
 
 impl Findings for KreonFindings {
     #[inline]
-    fn to_words(self) -> [u64; NOTE_WORDS] {
+    fn to_words(self) -> [u64; FINDING_WORDS] {
         let record = u64::from(self.memtable) << 32 | u64::from(self.record);
         [self.hash, record, self.seq, self.len_or_word, self.removed_bytes]
     }
 
     #[inline]
-    fn from_words([hash, record, seq, len_or_word, removed_bytes]: [u64; NOTE_WORDS]) -> KreonFindings {
+    fn from_words([hash, record, seq, len_or_word, removed_bytes]: [u64; FINDING_WORDS]) -> KreonFindings {
         KreonFindings { hash, memtable: high(record), record: low(record), seq, len_or_word, removed_bytes }
     }
 }
@@ -397,7 +397,7 @@ impl EngineCommits for KreonEngine {
         let (seq, len_or_word) = version.map_or((0, u64::from(len)), |v| (v.seq.0, v.word.bits()));
         let (memtable, record) = (active.number, place.unwrap_or(0));
         let mut findings = KreonFindings { hash, memtable, record, seq, len_or_word, removed_bytes: 0 };
-        op.note.set(findings);
+        op.findings.set(findings);
         op.prior =
             version.filter(|version| !version.word.is_tombstone()).map_or(Seq::ZERO, |version| version.seq);
         match op.action {
@@ -423,7 +423,7 @@ impl EngineCommits for KreonEngine {
             Action::RemoveRange(_) => Ok(Preparation::NoChange), // the engine accepts none
             Action::Remove => {
                 (op.prior, findings.removed_bytes) = self.newest_seq_and_bytes(hash, op.key, guard)?;
-                op.note.set(findings);
+                op.findings.set(findings);
                 Ok(if op.prior == Seq::ZERO { Preparation::NoChange } else { Preparation::Record })
             }
         }
@@ -432,7 +432,7 @@ impl EngineCommits for KreonEngine {
     fn is_current(&self, op: &EngineOp<'_>) -> bool {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
-        let found: KreonFindings = op.note.get();
+        let found: KreonFindings = op.findings.get();
         if active.number != found.memtable {
             return false;
         }
@@ -458,7 +458,7 @@ impl EngineCommits for KreonEngine {
             self.accounts.count_tombstone(op.address, op.span, guard);
         }
         self.record_view_range(views, seq);
-        let found: KreonFindings = op.note.get();
+        let found: KreonFindings = op.findings.get();
         let place = found.record;
         if place == 0 {
             if op.prior != Seq::ZERO && views.needs(op.prior, seq) {

@@ -47,7 +47,7 @@ use crate::extent::Extent;
 use crate::format::{self, RecoveryPoint, node_file_name};
 use crate::tree::{ShiftTree, TreeBuilder};
 use block_set::BlockSet;
-use node_format::NodeRef;
+use node_format::StoredNodeRef;
 use node_reader::{NodeLevels, NodeReader};
 use node_table::{NodeIndex, NodeTable};
 pub(crate) use root_record::{MAX_HEIGHT, NodeRoot};
@@ -60,7 +60,7 @@ const SLACK_BLOCKS: u64 = 16;
 #[derive(Clone, Debug, Default)]
 struct SerialGroup {
     serials: Vec<(u32, u64)>,
-    stored: NodeRef,
+    stored: StoredNodeRef,
 }
 
 /// A node file and its newest root.
@@ -263,7 +263,7 @@ fn read_stored(
     target: &CheckpointTarget<'_>,
     checkpoint: u64,
     file: u64,
-) -> Result<(NodeChain, Vec<NodeRef>)> {
+) -> Result<(NodeChain, Vec<StoredNodeRef>)> {
     let path = target.dir.join(format::checkpoint_name(checkpoint));
     let mut image =
         ImageReader::open(target.disk, path.clone(), target.space, KeyspaceId(0), checkpoint, |_| None)?;

@@ -52,20 +52,20 @@ impl NodePlace {
 
 /// Reference to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NodeRef {
+pub(crate) struct StoredNodeRef {
     pub(crate) place: NodePlace,
     /// Number of the content. The same content has the same number in all node files.
     pub(crate) number: u64,
 }
 
-impl NodeRef {
+impl StoredNodeRef {
     pub(crate) fn encode(self, w: &mut FieldWriter) {
         w.u64(self.place.0);
         w.u64(self.number);
     }
 
-    pub(crate) fn decode(r: &mut FieldReader<'_>) -> Result<NodeRef, Damage> {
-        Ok(NodeRef { place: NodePlace(r.u64()?), number: r.counter("node number")? })
+    pub(crate) fn decode(r: &mut FieldReader<'_>) -> Result<StoredNodeRef, Damage> {
+        Ok(StoredNodeRef { place: NodePlace(r.u64()?), number: r.counter("node number")? })
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn encode_leaf(node: &SnapshotNode<'_, Extent>, out: &mut Vec<u8>) {
 }
 
 /// Encodes an inner node.
-pub(crate) fn encode_inner(starts: &[u64], children: &[NodeRef], out: &mut Vec<u8>) {
+pub(crate) fn encode_inner(starts: &[u64], children: &[StoredNodeRef], out: &mut Vec<u8>) {
     begin(out, INNER, children.len());
     for child in children {
         out.extend_from_slice(&child.place.0.to_le_bytes());
@@ -216,14 +216,14 @@ pub(crate) fn decode_inner(
     node: &[u8],
     len: u64,
     starts: &mut NodeStarts,
-    children: &mut Vec<NodeRef>,
+    children: &mut Vec<StoredNodeRef>,
 ) -> Result<(), Damage> {
     let (count, rest) = header(node, INNER)?;
     let (refs, rest) = fields(rest, count, 16)?;
     children.clear();
     let mut r = FieldReader::new(refs);
     for _ in 0..count {
-        children.push(NodeRef::decode(&mut r)?);
+        children.push(StoredNodeRef::decode(&mut r)?);
     }
     starts.decode(rest, count, len, |_, _| Ok(()))
 }

@@ -19,7 +19,7 @@ use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 use super::NodeRoot;
 use super::node_format::{
-    FILE_HEADER_BYTES, NodeRef, NodeStarts, decode_inner, decode_leaf, decode_serials, file_header,
+    FILE_HEADER_BYTES, NodeStarts, StoredNodeRef, decode_inner, decode_leaf, decode_serials, file_header,
     is_possible_len, node_checksum, stored_checksum,
 };
 use crate::extent::Extent;
@@ -33,14 +33,14 @@ const MAX_GAP: u64 = 16 << 10;
 /// Reference to a node, and its length in the address space.
 #[derive(Clone, Copy, Debug)]
 struct NodeSpan {
-    node: NodeRef,
+    node: StoredNodeRef,
     len: u64,
 }
 
 /// Inner node.
 #[derive(Debug)]
 pub(crate) struct InnerBody {
-    pub(crate) node: NodeRef,
+    pub(crate) node: StoredNodeRef,
     pub(crate) starts: Vec<u64>,
 }
 
@@ -59,7 +59,7 @@ impl NodeLevels {
     }
 
     /// Returns the references of all nodes.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeRef> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = StoredNodeRef> {
         let inners = self.inners.iter().flatten().map(|inner| inner.node);
         inners.chain(self.leaves.iter().map(|leaf| leaf.node))
     }
@@ -138,12 +138,12 @@ impl NodeReader {
         levels.leaves.iter().try_for_each(|leaf| self.admit(leaf.node))
     }
 
-    fn damaged(&self, node: NodeRef, what: Damage) -> Error {
+    fn damaged(&self, node: StoredNodeRef, what: Damage) -> Error {
         Error::corrupt(&self.path, node.place.offset(), "tree node", what)
     }
 
     /// Checks that a reference is within the file, and counts its bytes.
-    fn admit(&mut self, node: NodeRef) -> Result<()> {
+    fn admit(&mut self, node: StoredNodeRef) -> Result<()> {
         let (offset, len) = (node.place.offset(), node.place.len());
         self.seen += len;
         if !is_possible_len(len) || offset < FILE_HEADER_BYTES as u64 {
@@ -162,7 +162,7 @@ impl NodeReader {
     /// and its bytes.
     fn read_nodes(
         &mut self,
-        nodes: &[NodeRef],
+        nodes: &[StoredNodeRef],
         mut each: impl FnMut(&NodeReader, usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
         for node in nodes {
@@ -213,8 +213,9 @@ impl NodeReader {
         let mut level = vec![NodeSpan { node: root.root, len: root.len }];
         let mut inners = Vec::new();
         for _ in 1..root.height {
-            let nodes: Vec<NodeRef> = level.iter().map(|span| span.node).collect();
-            let mut bodies: Vec<Option<(InnerBody, Vec<NodeRef>)>> = nodes.iter().map(|_| None).collect();
+            let nodes: Vec<StoredNodeRef> = level.iter().map(|span| span.node).collect();
+            let mut bodies: Vec<Option<(InnerBody, Vec<StoredNodeRef>)>> =
+                nodes.iter().map(|_| None).collect();
             let (mut starts, mut children) = (NodeStarts::new(), Vec::new());
             self.read_nodes(&nodes, |reader, position, bytes| {
                 decode_inner(bytes, level[position].len, &mut starts, &mut children)
@@ -246,9 +247,9 @@ impl NodeReader {
     pub(crate) fn read_leaves(
         &mut self,
         levels: &NodeLevels,
-        mut each: impl FnMut(usize, NodeRef, &[u64], &[Extent]),
+        mut each: impl FnMut(usize, StoredNodeRef, &[u64], &[Extent]),
     ) -> Result<()> {
-        let nodes: Vec<NodeRef> = levels.leaves.iter().map(|leaf| leaf.node).collect();
+        let nodes: Vec<StoredNodeRef> = levels.leaves.iter().map(|leaf| leaf.node).collect();
         let (mut starts, mut items) = (NodeStarts::new(), [Extent::HOLE; CAPACITY]);
         self.read_nodes(&nodes, |reader, position, bytes| {
             let NodeSpan { node, len } = levels.leaves[position];
@@ -270,7 +271,7 @@ impl NodeReader {
         mut each: impl FnMut(usize, Vec<(u32, u64)>),
     ) -> Result<()> {
         let groups = root.groups.iter().enumerate().filter(|(_, group)| group.number > 0);
-        let (numbers, nodes): (Vec<usize>, Vec<NodeRef>) = groups.map(|(n, group)| (n, *group)).unzip();
+        let (numbers, nodes): (Vec<usize>, Vec<StoredNodeRef>) = groups.map(|(n, group)| (n, *group)).unzip();
         self.read_nodes(&nodes, |reader, position, bytes| {
             let group = u32::try_from(numbers[position]).unwrap_or(u32::MAX);
             let serials =

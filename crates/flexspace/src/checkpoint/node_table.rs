@@ -6,7 +6,7 @@
 //!
 //! 32 bytes for each node, that is 0.7 to 1 byte for each extent.
 
-use super::node_format::{NodePlace, NodeRef};
+use super::node_format::{NodePlace, StoredNodeRef};
 use crate::extent::Extent;
 use crate::tree::SnapshotNode;
 
@@ -54,10 +54,10 @@ impl NodeTable {
     }
 
     /// Returns the copy of a node in the file of `chain`.
-    pub(crate) fn stored(&self, node: &SnapshotNode<'_, Extent>, chain: usize) -> Option<NodeRef> {
+    pub(crate) fn stored(&self, node: &SnapshotNode<'_, Extent>, chain: usize) -> Option<StoredNodeRef> {
         let record = self.record(node)?;
         let place = record.places[chain];
-        (place != NodePlace::NONE).then_some(NodeRef { place, number: record.number })
+        (place != NodePlace::NONE).then_some(StoredNodeRef { place, number: record.number })
     }
 
     /// Records the copy of a node in the file of `chain`. Returns the index of the record.
@@ -65,7 +65,7 @@ impl NodeTable {
         &mut self,
         node: &SnapshotNode<'_, Extent>,
         chain: usize,
-        stored: NodeRef,
+        stored: StoredNodeRef,
     ) -> NodeIndex {
         let at = index_of(node);
         self.set_at(at, node.stamp(), chain, stored);
@@ -73,7 +73,7 @@ impl NodeTable {
     }
 
     /// Like [`NodeTable::set`], for the node with this index and stamp.
-    pub(crate) fn set_at(&mut self, at: NodeIndex, stamp: u64, chain: usize, stored: NodeRef) {
+    pub(crate) fn set_at(&mut self, at: NodeIndex, stamp: u64, chain: usize, stored: StoredNodeRef) {
         let records = self.records_mut(at.is_leaf);
         records.resize(records.len().max(at.index + 1), NodeRecord::default());
         let record = &mut records[at.index];
@@ -98,7 +98,7 @@ impl NodeTable {
 
     /// Sets the places of all nodes in the file of `chain`. `stored` lists its nodes in ascending
     /// order of their numbers.
-    pub(crate) fn set_by_number(&mut self, stored: &[NodeRef], chain: usize) {
+    pub(crate) fn set_by_number(&mut self, stored: &[StoredNodeRef], chain: usize) {
         for record in self.leaves.iter_mut().chain(&mut self.inners).filter(|record| record.number > 0) {
             let found = stored.binary_search_by_key(&record.number, |node| node.number);
             record.places[chain] = found.map_or(NodePlace::NONE, |at| stored[at].place);

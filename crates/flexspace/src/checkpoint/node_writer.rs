@@ -11,7 +11,7 @@ use sheaf_platform::disk::File;
 use sheaf_platform::error::{IoContext, IoOp, Result};
 
 use super::block_set::BlockSet;
-use super::node_format::{NodePlace, NodeRef, file_header, node_checksum};
+use super::node_format::{NodePlace, StoredNodeRef, file_header, node_checksum};
 
 /// Bytes that are written at once.
 const WRITE_BYTES: usize = 256 << 10;
@@ -65,7 +65,7 @@ impl<'a> NodeWriter<'a> {
     /// # Errors
     ///
     /// Returns the error of a write.
-    pub(crate) fn put(&mut self, number: u64, node: &mut [u8]) -> Result<NodeRef> {
+    pub(crate) fn put(&mut self, number: u64, node: &mut [u8]) -> Result<StoredNodeRef> {
         let len = node.len() as u64;
         while self.at + self.buffer.len() as u64 + len > self.run_end {
             self.flush()?;
@@ -82,7 +82,7 @@ impl<'a> NodeWriter<'a> {
         if self.buffer.len() >= WRITE_BYTES {
             self.flush()?;
         }
-        Ok(NodeRef { place, number })
+        Ok(StoredNodeRef { place, number })
     }
 
     /// Writes the buffered nodes.

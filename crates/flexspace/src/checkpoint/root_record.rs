@@ -4,7 +4,7 @@ use sheaf_engine::contract::ImageSource;
 use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
 use sheaf_platform::error::{Damage, Expected, Result};
 
-use super::node_format::{NodeRef, SERIALS_PER_NODE};
+use super::node_format::{SERIALS_PER_NODE, StoredNodeRef};
 use crate::tree::MAX_LEN;
 
 /// Maximum height of a stored index. Nodes have 16 children or more on average, so that an index of
@@ -23,12 +23,12 @@ pub(crate) struct NodeRoot {
     pub(crate) len: u64,
     /// Number of levels, at least 1.
     pub(crate) height: usize,
-    pub(crate) root: NodeRef,
+    pub(crate) root: StoredNodeRef,
     /// No node has this number or a higher one.
     pub(crate) next_number: u64,
     /// Serials of the segments, in groups of [`SERIALS_PER_NODE`]; number 0 if no segment of a
     /// group is used.
-    pub(crate) groups: Vec<NodeRef>,
+    pub(crate) groups: Vec<StoredNodeRef>,
 }
 
 impl NodeRoot {
@@ -57,7 +57,7 @@ impl NodeRoot {
         for _ in 0..groups {
             let mut group = [0; GROUP_BYTES];
             image.fill(&mut group)?;
-            let group = NodeRef::decode(&mut FieldReader::new(&group));
+            let group = StoredNodeRef::decode(&mut FieldReader::new(&group));
             root.groups.push(group.map_err(|what| damaged(image, what))?);
         }
         Ok(root)
@@ -70,7 +70,7 @@ impl NodeRoot {
             file: r.counter("node file")?,
             len: r.u64()?,
             height: usize::try_from(r.u64()?).unwrap_or(usize::MAX),
-            root: NodeRef::decode(&mut r)?,
+            root: StoredNodeRef::decode(&mut r)?,
             next_number: r.counter("next node number")?,
             groups: Vec::new(),
         };

@@ -9,7 +9,7 @@ use sheaf_platform::parallel::yield_if_due;
 
 use super::block_set::BlockSet;
 use super::node_format::{
-    FILE_HEADER_BYTES, NodeRef, SERIALS_PER_NODE, encode_inner, encode_leaf, encode_serials,
+    FILE_HEADER_BYTES, SERIALS_PER_NODE, StoredNodeRef, encode_inner, encode_leaf, encode_serials,
 };
 use super::node_table::{NodeIndex, NodeTable};
 use super::node_writer::{NodeFile, NodeWriter};
@@ -97,7 +97,7 @@ impl NodeSaver<'_> {
     }
 
     /// Returns the stored copy of a node. Writes the node, below it first, if it has changed.
-    fn save(&mut self, node: &SnapshotNode<'_, Extent>) -> Result<NodeRef> {
+    fn save(&mut self, node: &SnapshotNode<'_, Extent>) -> Result<StoredNodeRef> {
         if let Some(stored) = self.table.stored(node, self.chain) {
             return Ok(stored);
         }
@@ -105,7 +105,7 @@ impl NodeSaver<'_> {
             encode_leaf(node, &mut self.node);
         } else {
             yield_if_due();
-            let mut children = [NodeRef::default(); CAPACITY];
+            let mut children = [StoredNodeRef::default(); CAPACITY];
             for (child, stored) in node.children().zip(&mut children) {
                 *stored = self.save(&child)?;
             }

@@ -34,7 +34,7 @@ fn load(disk: &SimDisk, root: &NodeRoot, entries: u64) -> Result<LoadedNodes> {
     CheckpointState::load(disk, Path::new("/"), SPACE, root, (entries, BLOCK))
 }
 
-fn root_of(root: NodeRef, len: u64, height: usize) -> NodeRoot {
+fn root_of(root: StoredNodeRef, len: u64, height: usize) -> NodeRoot {
     NodeRoot { file: FILE, len, height, root, next_number: 1000, groups: Vec::new() }
 }
 
@@ -51,7 +51,7 @@ fn leaf(starts: &[u64], len: u64) -> Vec<u8> {
     node
 }
 
-fn inner(starts: &[u64], children: &[NodeRef]) -> Vec<u8> {
+fn inner(starts: &[u64], children: &[StoredNodeRef]) -> Vec<u8> {
     let mut node = Vec::new();
     encode_inner(starts, children, &mut node);
     node
@@ -68,7 +68,7 @@ fn stored_nodes_give_the_same_tree() {
         let mut serials = Vec::new();
         encode_serials(&[(256, 9), (511, 1 << 40)], &mut serials);
         let group = writer.put(5, &mut serials).unwrap();
-        NodeRoot { groups: vec![NodeRef::default(), group], ..root_of(root, 70, 2) }
+        NodeRoot { groups: vec![StoredNodeRef::default(), group], ..root_of(root, 70, 2) }
     });
     let loaded = load(&disk, &root, 9).unwrap();
     loaded.tree.read(|tree| {
@@ -82,7 +82,7 @@ fn stored_nodes_give_the_same_tree() {
     assert!(load(&disk, &NodeRoot { height: 3, ..root.clone() }, 9).is_err_and(|error| error.is_corrupt()));
     assert!(load(&disk, &NodeRoot { len: 40, ..root.clone() }, 9).is_err_and(|error| error.is_corrupt()));
     // A node has one number.
-    let renumbered = NodeRef { number: 5, ..root.root };
+    let renumbered = StoredNodeRef { number: 5, ..root.root };
     assert!(load(&disk, &NodeRoot { root: renumbered, ..root }, 9).is_err_and(|error| error.is_corrupt()));
 }
 
@@ -100,7 +100,7 @@ fn shared_nodes_are_damage() {
     });
     assert!(load(&disk, &root, 64u64.pow(10)).is_err_and(|error| error.is_corrupt()));
     let (disk, root) = node_file(|writer| {
-        let mut own = NodeRef { place: NodePlace::new(BLOCK, 0), number: 1 };
+        let mut own = StoredNodeRef { place: NodePlace::new(BLOCK, 0), number: 1 };
         let len = inner(&[0, 1], &[own, own]).len() as u64;
         own.place = NodePlace::new(BLOCK, len);
         let starts = [0, 1 << 60];
@@ -118,7 +118,7 @@ fn references_outside_of_the_file_are_damage() {
     for (offset, len) in [(0, 50), (30, 50), (BLOCK, 0), (BLOCK, 5), (BLOCK, 4096), (1 << 47, 40)] {
         let (disk, root) = node_file(|writer| {
             writer.put(1, &mut leaf(&[0, 3], 9)).unwrap();
-            root_of(NodeRef { place: NodePlace::new(offset, len), number: 1 }, 9, 1)
+            root_of(StoredNodeRef { place: NodePlace::new(offset, len), number: 1 }, 9, 1)
         });
         assert!(load(&disk, &root, 2).is_err_and(|error| error.is_corrupt()), "{offset} {len}");
     }
@@ -141,9 +141,9 @@ fn impossible_root_records_are_damage() {
         file: 1,
         len: 5,
         height: 1,
-        root: NodeRef { place: NodePlace::new(512, 30), number: 1 },
+        root: StoredNodeRef { place: NodePlace::new(512, 30), number: 1 },
         next_number: 2,
-        groups: vec![NodeRef::default(); 3],
+        groups: vec![StoredNodeRef::default(); 3],
     };
     let decode = |root: &NodeRoot, groups: u32| {
         let mut w = FieldWriter::default();
@@ -180,7 +180,7 @@ fn changed_nodes_never_panic() {
     let starts: Vec<u64> = (0..64).map(|n| n * 1000).collect();
     let mut serials = Vec::new();
     encode_serials(&(0..256).map(|n| (n, u64::from(n) << 33)).collect::<Vec<_>>(), &mut serials);
-    let nodes = [leaf(&starts, 64_000), inner(&starts, &[NodeRef::default(); 64]), serials];
+    let nodes = [leaf(&starts, 64_000), inner(&starts, &[StoredNodeRef::default(); 64]), serials];
     let (mut decoded, mut children) = (NodeStarts::new(), Vec::new());
     let mut items = [Extent::HOLE; CAPACITY];
     for round in 0..200_000 {

@@ -74,7 +74,7 @@ enum CheckpointPolicy {
 
 /// Version that a checkpoint is written from.
 #[derive(Debug)]
-struct PendingCheckpoint {
+struct CheckpointSource {
     tree: Arc<TreeSnapshot<Extent>>,
     mark: u64,
     serials: Vec<(u32, u64)>,
@@ -296,7 +296,7 @@ impl SharedSpace {
     /// Begins a checkpoint: the log continues in an empty segment. Returns `None` if there is
     /// nothing to do. Both heads then name the two newest recovery points, so that no block of an
     /// older one is needed.
-    fn begin_checkpoint(&self, again: CheckpointPolicy) -> Result<Option<PendingCheckpoint>> {
+    fn begin_checkpoint(&self, again: CheckpointPolicy) -> Result<Option<CheckpointSource>> {
         let mut m = self.head_state.lock();
         self.check_writable()?;
         if m.is_write_pending {
@@ -323,7 +323,7 @@ impl SharedSpace {
         self.checkpoint_seq.store(version.tree.version(), Ordering::Release);
         let number = m.head.next_number;
         m.head.next_number += 1;
-        Ok(Some(PendingCheckpoint {
+        Ok(Some(CheckpointSource {
             tree: Arc::clone(&version.tree),
             mark: version.mark,
             serials: w.serials(),
@@ -340,7 +340,7 @@ impl SharedSpace {
         &self,
         state: &mut CheckpointState,
         target: &CheckpointTarget<'_>,
-        pending: &PendingCheckpoint,
+        pending: &CheckpointSource,
     ) -> Result<(SavedNodes, u64)> {
         let tree = &pending.tree;
         let is_list = tree.entries() <= self.geometry.list_entries || tree.root_node().height() > MAX_HEIGHT;
@@ -382,7 +382,7 @@ impl SharedSpace {
         let (disk, block) = (&*self.disk, self.geometry.node_block);
         let target = CheckpointTarget { disk, dir: &self.dir, space: pending.space, number, block };
         let saved = self.save_index(state, &target, &pending);
-        let PendingCheckpoint { tree, keep, log, .. } = pending;
+        let CheckpointSource { tree, keep, log, .. } = pending;
         // Reset both at once under the lock. If `checkpoint_seq` still named the version after the
         // checkpoint dropped it, a release would ignore readers that still hold it.
         let w = self.writer.lock();

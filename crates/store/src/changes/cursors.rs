@@ -11,20 +11,20 @@ use sheaf_platform::error::{Error, Result};
 
 /// Position of a cursor now, and in the slots of ROOT.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CursorState {
+pub(super) struct CursorPositions {
     pub(super) seq: Seq,
     newer: Seq,
     older: Seq,
 }
 
-impl CursorState {
-    fn new(seq: Seq) -> CursorState {
-        CursorState { seq, newer: seq, older: seq }
+impl CursorPositions {
+    fn new(seq: Seq) -> CursorPositions {
+        CursorPositions { seq, newer: seq, older: seq }
     }
 
     /// Returns a cursor that ROOT has; the other slot may have any older position.
-    pub(super) fn recovered(seq: Seq) -> CursorState {
-        CursorState { seq, newer: seq, older: Seq::ZERO }
+    pub(super) fn recovered(seq: Seq) -> CursorPositions {
+        CursorPositions { seq, newer: seq, older: Seq::ZERO }
     }
 
     /// Returns the oldest position that a crash may bring back.
@@ -82,7 +82,7 @@ impl Store {
                     max: MAX_CURSORS as u64,
                 });
             }
-            state.cursors.insert(name.to_owned(), CursorState::new(state.start));
+            state.cursors.insert(name.to_owned(), CursorPositions::new(state.start));
             Ok(true)
         });
         match created.filter(|_| is_on).unwrap_or_else(|| Err(not_retained()))? {
@@ -156,7 +156,7 @@ impl Store {
     pub fn change_cursors(&self) -> Result<Vec<CursorInfo>> {
         self.check_open()?;
         let all = self.changes.with(|state| {
-            let info = |(name, cursor): (&String, &CursorState)| CursorInfo {
+            let info = |(name, cursor): (&String, &CursorPositions)| CursorInfo {
                 name: name.clone(),
                 position: ChangePosition::new(state.feed, cursor.seq),
             };

@@ -43,7 +43,7 @@ pub use self::retention::RetentionChoice;
 pub(crate) use self::retention::retained_ids;
 pub use self::signal::ChangeWakerKey;
 
-use self::cursors::CursorState;
+use self::cursors::CursorPositions;
 pub(crate) use self::lifetimes::Lifetimes;
 use self::signal::ChangeSignal;
 use crate::Store;
@@ -62,7 +62,7 @@ pub(crate) struct FeedState {
     /// Retained segments, by their last seq.
     retained: Vec<RetainedSegment>,
     lifetimes: Arc<Lifetimes>,
-    cursors: BTreeMap<String, CursorState>,
+    cursors: BTreeMap<String, CursorPositions>,
     /// Superseded blobs, each with the seq that `start` must reach before it is freed.
     blobs: Vec<(Seq, u64)>,
 }
@@ -163,7 +163,7 @@ impl ChangeFeed {
         retained.sort_by_key(|retained| retained.segment.last_seq);
         self.retained_bytes.store(bytes_of(&retained), Ordering::Relaxed);
         self.is_on.store(root.limits.is_some(), Ordering::Release);
-        let cursors = root.cursors.iter().map(|c| (c.name.clone(), CursorState::recovered(c.seq)));
+        let cursors = root.cursors.iter().map(|c| (c.name.clone(), CursorPositions::recovered(c.seq)));
         *self.state.get_mut() = Some(FeedState {
             feed: root.feed,
             limits: root.limits,
@@ -193,7 +193,7 @@ impl ChangeFeed {
 
     /// Records that ROOT was written with the present state.
     pub(crate) fn note_root_written(&self) {
-        self.with(|state| state.cursors.values_mut().for_each(CursorState::note_written));
+        self.with(|state| state.cursors.values_mut().for_each(CursorPositions::note_written));
     }
 
     /// Returns the statistics.

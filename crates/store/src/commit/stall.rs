@@ -98,7 +98,7 @@ struct KindCounters {
 }
 
 impl StallCounters {
-    fn note(&self, kind: StallKind, took: Duration) {
+    fn record(&self, kind: StallKind, took: Duration) {
         let (of, took) = (&self.0[kind as usize], u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
         of.count.fetch_add(1, Ordering::Relaxed);
         of.total.fetch_add(took, Ordering::Relaxed);
@@ -191,7 +191,7 @@ impl Store {
         let began = self.clock.now();
         let answer = wait();
         let took = self.clock.now().saturating_sub(began);
-        self.counters.stalls.note(kind, took);
+        self.counters.stalls.record(kind, took);
         if let Some(keyspace) = keyspace {
             keyspace.workload().record_stall(took);
         }
@@ -208,7 +208,7 @@ impl Store {
         let answer = wait();
         let took = self.clock.now().saturating_sub(began);
         if took >= self.options.stall_listener.threshold {
-            self.counters.stalls.note(StallKind::Sync, took);
+            self.counters.stalls.record(StallKind::Sync, took);
             self.report_stall(&Stall { kind: StallKind::Sync, keyspace: None, duration: took });
         }
         answer

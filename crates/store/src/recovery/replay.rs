@@ -108,7 +108,7 @@ struct FailedKeyspaces {
 }
 
 impl FailedKeyspaces {
-    fn note(&self, id: KeyspaceId, place: LogPlace, damage: FileDamage) {
+    fn add(&self, id: KeyspaceId, place: LogPlace, damage: FileDamage) {
         let mut all = self.all.lock();
         if all.get(&id).is_none_or(|(first, _)| place < *first) {
             all.insert(id, (place, damage));
@@ -147,7 +147,7 @@ impl LogReplay<'_> {
     fn note_result(&self, id: KeyspaceId, place: LogPlace, result: Result<()>) -> Result<()> {
         match result {
             Err(Error::Corrupt { path, offset, structure, damage: what }) if !path.starts_with(self.dir) => {
-                self.failed.note(id, place, FileDamage { path, offset, structure, what: *what });
+                self.failed.add(id, place, FileDamage { path, offset, structure, what: *what });
                 Ok(())
             }
             other => other,
@@ -285,7 +285,7 @@ pub(crate) fn restore_and_replay(
         .collect::<Result<_>>()?;
     let mut all = ReplayCounts::default();
     let failed = FailedKeyspaces::default();
-    closed.into_iter().for_each(|(id, damage)| failed.note(id, LogPlace::default(), damage));
+    closed.into_iter().for_each(|(id, damage)| failed.add(id, LogPlace::default(), damage));
     let mut replayed_bytes = [0; LogId::ALL.len()];
     for log in LogId::ALL.into_iter().filter(|log| broken[log.index()].is_none()).collect::<Vec<_>>() {
         let targets = LogReplay { engines: &engines, failed: &failed, dir: &store.log(log).dir };

@@ -79,7 +79,7 @@ impl Default for SegmentReading {
 impl TailScan {
     /// Processes the next valid frame of a segment. If a seal ends the segment within a run,
     /// `crossing` gets the segment in which the run continues.
-    fn note(
+    fn add_frame(
         &mut self,
         scanned: &ScannedFrame<'_>,
         floor: Seq,
@@ -314,7 +314,7 @@ impl Recovery<'_> {
             let mut reading =
                 SegmentReading { open_run, last_seq: found.last_seq, ..SegmentReading::default() };
             for scanned in scan.by_ref() {
-                tail_scan.note(&scanned, self.root.floor, &mut reading, &mut crossing);
+                tail_scan.add_frame(&scanned, self.root.floor, &mut reading, &mut crossing);
             }
             let stop = scan.stop();
             if !is_torn {

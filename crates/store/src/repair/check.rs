@@ -27,11 +27,11 @@ pub(super) fn check_unread_files(
         out.damages = damages;
         note_damage(out, verified)?;
     }
-    let mut staged = Vec::new();
+    let mut blobs = Vec::new();
     for engine in opened.sources.iter().filter_map(|source| source.engine.as_ref()) {
-        let _ = engine.blobs(&mut staged); // the other keyspaces report lost blobs by key
+        let _ = engine.blobs(&mut blobs); // the other keyspaces report lost blobs by key
     }
-    store.context.blobs.mark_used(&staged.into_iter().collect(), true);
+    store.context.blobs.mark_used(&blobs.into_iter().collect(), true);
     store.context.blobs.verify(&mut |error| out.damages.note_error(&error));
     Ok(())
 }

@@ -137,7 +137,7 @@ pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList)
     let cut = recovery.cut;
     for evidence in damage_scan.evidence.iter().filter(|e| e.lo < cut || e.hi.is_some_and(|hi| hi <= cut)) {
         let DamagedRange { from, to, error } = &evidence.damaged_range;
-        damages.note(&evidence.path, *from, Some(*to), &error.text_without_place());
+        damages.add(&evidence.path, *from, Some(*to), &error.text_without_place());
     }
     doubts
 }

@@ -57,7 +57,7 @@ impl EntryProof {
 }
 
 /// Newest record of a key before the checkpoint.
-struct Candidate {
+struct NewestOfKey {
     seq: Seq,
     /// Slot of its segment; `None` for a tombstone.
     slot: Option<u32>,
@@ -130,7 +130,7 @@ impl EntryCensus<'_> {
         &mut self,
         segment: &Segment,
         (part, parts): (u64, u64),
-        newest: &mut HashMap<Box<[u8]>, Candidate>,
+        newest: &mut HashMap<Box<[u8]>, NewestOfKey>,
     ) {
         let slot = segment.slot();
         let replay_start = self.replay_starts.get(&slot).copied().unwrap_or(u64::MAX);
@@ -162,15 +162,15 @@ impl EntryCensus<'_> {
         slot: u32,
         seq: Seq,
         record: &Record<'_>,
-        newest: &mut HashMap<Box<[u8]>, Candidate>,
+        newest: &mut HashMap<Box<[u8]>, NewestOfKey>,
     ) {
         let slot = matches!(record.content, RecordContent::Put(_) | RecordContent::Blob(_)).then_some(slot);
         let Some(other) = newest.get_mut(record.key) else {
-            newest.insert(record.key.into(), Candidate { seq, slot });
+            newest.insert(record.key.into(), NewestOfKey { seq, slot });
             return;
         };
         if seq > other.seq {
-            *other = Candidate { seq, slot };
+            *other = NewestOfKey { seq, slot };
         } else if seq == other.seq {
             let has_entries = |slot: &Option<u32>| slot.is_some_and(|slot| self.entries.contains_key(&slot));
             match (has_entries(&other.slot), has_entries(&slot)) {

@@ -191,7 +191,7 @@ impl<'a> LogRecords<'a> {
                     ScanPart::Damaged(hole) => {
                         // Also in a part of the journal that no opening reads, where no pair is
                         // lost by it.
-                        out.damages.note(
+                        out.damages.add(
                             segment.path(),
                             hole.from,
                             Some(hole.to),

@@ -72,9 +72,9 @@ impl KeySpan {
 /// Returns the projection for a walk of `engine`. If a value may be a blob that does not fit into
 /// memory, this is keys, with a get for each.
 pub(super) fn walk_projection(engine: &Arc<dyn Engine>) -> Projection {
-    let mut staged = Vec::new();
-    let is_known = engine.blobs(&mut staged).is_ok();
-    if engine.takes_blob_files() || !staged.is_empty() || !is_known {
+    let mut blobs = Vec::new();
+    let is_known = engine.blobs(&mut blobs).is_ok();
+    if engine.takes_blob_files() || !blobs.is_empty() || !is_known {
         Projection::Keys
     } else {
         Projection::Pairs

@@ -216,7 +216,7 @@ pub(super) struct DamageList {
 
 impl DamageList {
     /// Adds a damaged part.
-    pub(super) fn note(&mut self, path: &Path, from: u64, to: Option<u64>, what: &dyn Display) {
+    pub(super) fn add(&mut self, path: &Path, from: u64, to: Option<u64>, what: &dyn Display) {
         if self.list.len() >= MAX_DAMAGES {
             self.count += 1;
         } else if self.seen.insert((path.to_path_buf(), from)) {
@@ -245,12 +245,10 @@ impl DamageList {
     pub(super) fn note_error(&mut self, error: &Error) {
         match error {
             Error::Corrupt { path, offset, .. } => {
-                self.note(path, *offset, None, &error.text_without_place());
+                self.add(path, *offset, None, &error.text_without_place());
             }
-            Error::Io { path, .. } | Error::UnsupportedVersion { path, .. } => {
-                self.note(path, 0, None, error)
-            }
-            other => self.note(Path::new(""), 0, None, other),
+            Error::Io { path, .. } | Error::UnsupportedVersion { path, .. } => self.add(path, 0, None, error),
+            other => self.add(Path::new(""), 0, None, other),
         }
     }
 }

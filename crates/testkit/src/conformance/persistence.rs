@@ -59,8 +59,8 @@ fn blob_file_count(fixture: &Fixture) -> usize {
 
 /// Returns the number of values outside of the logs, without those that an engine took over.
 fn blob_count(db: &Database) -> u64 {
-    let staged = db.stats().blobs;
-    staged.slots + staged.files
+    let blobs = db.stats().blobs;
+    blobs.slots + blobs.files
 }
 
 pub fn all_data_survives_a_clean_close(fixture: &Fixture) {

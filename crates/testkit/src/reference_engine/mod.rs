@@ -41,8 +41,8 @@ use std::sync::Arc;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineCheckpoint, EngineCommits, EngineFactory, EngineInfo,
-    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, Findings, ImageSink, ImageSource,
-    NOTE_WORDS, Preparation, Projection, ReplayRecord,
+    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, FINDING_WORDS, Findings, ImageSink,
+    ImageSource, Preparation, Projection, ReplayRecord,
 };
 use sheaf_engine::range_estimate::{KeySample, RangeSum};
 use sheaf_engine::views::Views;
@@ -140,13 +140,13 @@ impl ReferenceEngine {
 struct NewestSeq(u64);
 
 impl Findings for NewestSeq {
-    fn to_words(self) -> [u64; NOTE_WORDS] {
-        let mut words = [0; NOTE_WORDS];
+    fn to_words(self) -> [u64; FINDING_WORDS] {
+        let mut words = [0; FINDING_WORDS];
         words[0] = self.0;
         words
     }
 
-    fn from_words(words: [u64; NOTE_WORDS]) -> NewestSeq {
+    fn from_words(words: [u64; FINDING_WORDS]) -> NewestSeq {
         NewestSeq(words[0])
     }
 }
@@ -219,7 +219,7 @@ impl EngineCommits for ReferenceEngine {
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         let newest = self.table.read().live_version_seq(op.key);
         op.prior = newest.unwrap_or(Seq::ZERO);
-        op.note.set(NewestSeq(op.prior.0));
+        op.findings.set(NewestSeq(op.prior.0));
         if self.has_flaw(EngineFlaw::IgnoresConcurrentChanges) && matches!(op.action, Action::Expect) {
             op.prior = Seq(1); // a fixed seq hides a concurrent change
         }
@@ -246,7 +246,7 @@ impl EngineCommits for ReferenceEngine {
 
     fn is_current(&self, op: &EngineOp<'_>) -> bool {
         let newest = self.table.read().live_version_seq(op.key).map_or(0, |seq| seq.0);
-        let NewestSeq(found) = op.note.get();
+        let NewestSeq(found) = op.findings.get();
         match op.action {
             Action::Put(_) | Action::Blob(_) | Action::RemoveRange(_) => true,
             Action::Remove => (newest == 0) == (found == 0),

@@ -326,9 +326,9 @@ mod tests {
     #[test]
     fn a_superseded_blob_dies_of_the_commit_that_superseded_it() {
         let blob = BlobRef { id: 7, len: 1, sum: 0 };
-        let staged = TableVersion { seq: Seq(2), stored: VersionContent::Blob(blob) };
+        let with_blob = TableVersion { seq: Seq(2), stored: VersionContent::Blob(blob) };
         let mut table = ReferenceTable::default();
-        table.push(b"k", staged, |_, _| false);
+        table.push(b"k", with_blob, |_, _| false);
         let change = table.push(b"k", put(5), |_, _| true);
         assert!(change.retired_blobs.is_empty(), "a view needs it");
         assert!(table.references_blob(b"k", 7));

@@ -26,7 +26,7 @@ use crate::files::list::{BlobLocation, ListEntry, ValueRef};
 use crate::files::pack::{Pack, PackWriter};
 use crate::maintenance::file_moves::FileMoves;
 use crate::maintenance::range_removal::{FlushedRanges, RemovedKeys};
-use crate::maintenance::{Job, MaintenanceState, TableBuilder, TableOutputs};
+use crate::maintenance::{Job, MaintenanceState, SortedTableBuilder, TableOutputs};
 use crate::read::merge_inputs::{Direction, MemtableInput, MergeHeads};
 use crate::tree::{Table, Version};
 
@@ -195,9 +195,11 @@ impl DelsmEngine {
             let items = kept.drain(..).map(item).collect::<Result<Vec<ListEntry>>>()?;
             drop(guard);
             pack.write_if_full(disk)?;
-            let is_full = |made: &TableBuilder| made.writer.totals().entries >= 2 * self.sizes.table_entries;
+            let is_full =
+                |made: &SortedTableBuilder| made.writer.totals().entries >= 2 * self.sizes.table_entries;
             if !items.is_empty() && outputs.current.as_ref().is_none_or(is_full) {
-                let made = TableBuilder::new(&self.keyspace, work.next_number(), true, work.next_number());
+                let made =
+                    SortedTableBuilder::new(&self.keyspace, work.next_number(), true, work.next_number());
                 self.start_table(&mut outputs, made)?;
             }
             let Some(table) = &mut outputs.current else { continue };

@@ -1,17 +1,17 @@
 //! # Idle compaction: removes garbage that regular merges do not reach
 //!
 //! A superseded version stays until a merge reads it, and a level below its limit is never merged.
-//! An idle keyspace surveys its tables for dead bytes, and merges while there are too many.
+//! An idle keyspace scans its tables for dead bytes, and merges while there are too many.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  no commit for some time ─> files of flushed tables are linked ─> survey, some keys per step
+//!  no commit for some time ─> files of flushed tables are linked ─> scan, some keys per step
 //!                                  ┌─────────────────────────────────┘
 //!                                  v
 //!      too much garbage? ── no ──> done
 //!            │ yes                 dead bytes: push down or rewrite the table that frees most
-//!            └─> merge, survey     holes: rewrite a table that names a pack with many holes
+//!            └─> merge, scan       holes: rewrite a table that names a pack with many holes
 //! ```
 //!
 //! A *dead* version is superseded by a newer one, and no view needs it. A tombstone is dead if it
@@ -22,10 +22,10 @@
 //!
 //! ## Invariants
 //!
-//! 1. Bytes that a survey counts as dead are freed only by merges of the surveyed table: in place,
+//! 1. Bytes that a scan counts as dead are freed only by merges of the scanned table: in place,
 //!    or downwards until it meets them. A merge moves tables down or makes them smaller, so this
 //!    ends.
-//! 2. A table is surveyed once, and again after a release of views that may have needed the
+//! 2. A table is scanned once, and again after a release of views that may have needed the
 //!    versions that it supersedes. Tables below may change, but some version there remains
 //!    superseded.
 
@@ -63,19 +63,19 @@ struct DeadBytes {
     is_pinned: bool,
 }
 
-/// Survey of a table in progress.
+/// Scan of a table in progress.
 #[derive(Debug)]
-struct TableSurvey {
+struct DeadByteScan {
     table: Arc<Table>,
     block: usize,
     found: DeadBytes,
 }
 
-/// Known garbage, and the progress of surveys.
+/// Known garbage, and the progress of scans.
 ///
 /// ## Costs
 ///
-/// A survey looks up each key of a table in the overlapping tables below; most tables overlap none
+/// A scan looks up each key of a table in the overlapping tables below; most tables overlap none
 /// and are not read. Removing dead versions costs writing key lists, for packed values also copying
 /// packs.
 #[derive(Debug, Default)]
@@ -84,7 +84,7 @@ pub(crate) struct IdleCompaction {
     idle_detector: IdleDetector,
     /// Dead bytes by the number of the list.
     dead_by_list: HashMap<u64, DeadBytes>,
-    survey: Option<TableSurvey>,
+    scan: Option<DeadByteScan>,
 }
 
 impl DelsmEngine {
@@ -108,7 +108,7 @@ impl DelsmEngine {
         if !unsettled.is_empty() {
             return self.start_linking(work, unsettled).map(|()| true);
         }
-        if self.survey_tables(&mut work.idle_compaction, views, version)? {
+        if self.scan_tables(&mut work.idle_compaction, views, version)? {
             return Ok(true);
         }
         match self.plan_garbage_merge(work, version) {
@@ -117,44 +117,44 @@ impl DelsmEngine {
         }
     }
 
-    /// Continues the survey. Returns false if all tables are surveyed.
-    fn survey_tables(&self, rest: &mut IdleCompaction, views: &Views, version: &Version) -> Result<bool> {
+    /// Continues the scan. Returns false if all tables are scanned.
+    fn scan_tables(&self, rest: &mut IdleCompaction, views: &Views, version: &Version) -> Result<bool> {
         let is_there = |number: u64| version.tables().any(|table| table.list.number() == number);
-        let mut survey = match rest.survey.take().filter(|survey| is_there(survey.table.list.number())) {
-            Some(survey) => survey,
+        let mut scan = match rest.scan.take().filter(|scan| is_there(scan.table.list.number())) {
+            Some(scan) => scan,
             None => {
                 match version.tables().find(|table| !rest.dead_by_list.contains_key(&table.list.number())) {
                     Some(table) => {
-                        TableSurvey { table: Arc::clone(table), block: 0, found: DeadBytes::default() }
+                        DeadByteScan { table: Arc::clone(table), block: 0, found: DeadBytes::default() }
                     }
                     None => return Ok(false),
                 }
             }
         };
-        let Some(below) = version.tables_below(&survey.table) else { return Ok(true) };
-        let is_bottom = version.is_bottom(&survey.table, below);
-        let blocks = survey.table.list.block_count();
-        if is_bottom && !survey.table.has_old_versions {
-            survey.found.bytes = survey.table.list.totals().removals * LIST_ENTRY_BYTES;
-            survey.block = blocks;
+        let Some(below) = version.tables_below(&scan.table) else { return Ok(true) };
+        let is_bottom = version.is_bottom(&scan.table, below);
+        let blocks = scan.table.list.block_count();
+        if is_bottom && !scan.table.has_old_versions {
+            scan.found.bytes = scan.table.list.totals().removals * LIST_ENTRY_BYTES;
+            scan.block = blocks;
         }
         let mut seen = 0;
-        while survey.block < blocks && seen < self.sizes.entries_per_survey {
-            let items = survey.table.list.entries_of_block(survey.block)?;
+        while scan.block < blocks && seen < self.sizes.entries_per_scan_step {
+            let items = scan.table.list.entries_of_block(scan.block)?;
             for group in items.chunk_by(|a, b| a.key == b.key) {
                 let found = self.dead_bytes_of(group, (version, below), views)?;
-                survey.found.bytes += found.bytes;
-                survey.found.is_pinned |= found.is_pinned;
+                scan.found.bytes += found.bytes;
+                scan.found.is_pinned |= found.is_pinned;
             }
             seen += items.len();
-            survey.block += 1;
+            scan.block += 1;
         }
-        if survey.block == blocks {
+        if scan.block == blocks {
             rest.dead_by_list.retain(|number, _| is_there(*number));
-            let before = rest.dead_by_list.insert(survey.table.list.number(), survey.found);
-            assert!(before.is_none(), "idle_compaction (I2): a table is surveyed once");
+            let before = rest.dead_by_list.insert(scan.table.list.number(), scan.found);
+            assert!(before.is_none(), "idle_compaction (I2): a table is scanned once");
         } else {
-            rest.survey = Some(survey);
+            rest.scan = Some(scan);
         }
         Ok(true)
     }

@@ -27,13 +27,13 @@ use crate::files::list::{BlobLocation, ListEntry, ValueRef};
 use crate::files::manifest::LEVELS;
 use crate::files::pack::{Pack, PackWriter};
 use crate::maintenance::file_moves::FileMoves;
-use crate::maintenance::{Job, TableBuilder, TableOutputs};
+use crate::maintenance::{Job, SortedTableBuilder, TableOutputs};
 use crate::recovery::open::pending_blob_garbage;
 use crate::tree::{Table, Version};
 
 /// Table that is being filled.
 struct OpenTable {
-    made: TableBuilder,
+    made: SortedTableBuilder,
     pack: PackWriter,
     /// Bytes in the pack.
     packed: u64,
@@ -60,7 +60,7 @@ impl DelsmIngest {
         self.engine.create_keyspace_dir(&mut work)?;
         let (dir, number, pack) = (work.next_number(), work.next_number(), work.next_number());
         let keyspace = &self.engine.keyspace;
-        let made = TableBuilder::new(keyspace, dir, true, number);
+        let made = SortedTableBuilder::new(keyspace, dir, true, number);
         Ok(OpenTable {
             made,
             pack: PackWriter::new(&keyspace.path, keyspace.owner(), pack),

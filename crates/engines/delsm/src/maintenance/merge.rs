@@ -30,7 +30,7 @@ use crate::files::list::{BlobLocation, ListEntry, ValueRef};
 use crate::files::manifest::LEVELS;
 use crate::files::pack::{Pack, PackWriter};
 use crate::maintenance::file_moves::FileMoves;
-use crate::maintenance::{Garbage, Job, MaintenanceState, TableBuilder, TableOutputs};
+use crate::maintenance::{Garbage, Job, MaintenanceState, SortedTableBuilder, TableOutputs};
 use crate::read::merge_inputs::{Direction, MergeHeads, TableInput};
 use crate::recovery::open::pending_blob_garbage;
 use crate::tree::{Table, Version};
@@ -525,7 +525,7 @@ impl PartOutputs {
             Some(dir) => (dir, false),
             None => (work.next_number(), true),
         };
-        let made = TableBuilder::new(&engine.keyspace, dir, is_new, work.next_number());
+        let made = SortedTableBuilder::new(&engine.keyspace, dir, is_new, work.next_number());
         engine.start_table(&mut self.outputs, made)?;
         Ok(dir)
     }

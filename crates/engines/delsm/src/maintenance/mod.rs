@@ -159,13 +159,13 @@ impl MaintenanceState {
 #[derive(Debug, Default)]
 pub(crate) struct TableOutputs {
     /// Table that is being filled.
-    pub(crate) current: Option<TableBuilder>,
+    pub(crate) current: Option<SortedTableBuilder>,
     written: Vec<Arc<Table>>,
 }
 
 impl TableOutputs {
     /// Returns outputs with one table.
-    pub(crate) fn with_table(made: TableBuilder) -> TableOutputs {
+    pub(crate) fn with_table(made: SortedTableBuilder) -> TableOutputs {
         TableOutputs { current: Some(made), written: Vec::new() }
     }
 
@@ -176,17 +176,17 @@ impl TableOutputs {
 
 /// Builder of a table: its list in memory, and its numbers.
 #[derive(Debug)]
-pub(crate) struct TableBuilder {
+pub(crate) struct SortedTableBuilder {
     pub(crate) dir: u64,
     is_new: bool,
     pub(crate) writer: KeyListWriter,
     number: u64,
 }
 
-impl TableBuilder {
+impl SortedTableBuilder {
     /// Returns a builder for list `number` of the table in directory `dir`.
-    pub(crate) fn new(keyspace: &KeyspaceContext, dir: u64, is_new: bool, number: u64) -> TableBuilder {
-        TableBuilder {
+    pub(crate) fn new(keyspace: &KeyspaceContext, dir: u64, is_new: bool, number: u64) -> SortedTableBuilder {
+        SortedTableBuilder {
             dir,
             is_new,
             writer: KeyListWriter::new(keyspace.owner(), number, keyspace.context.tiny),
@@ -261,7 +261,7 @@ impl DelsmEngine {
     }
 
     /// Starts another table. After an error the files of unfinished outputs are swept later.
-    pub(crate) fn start_table(&self, outputs: &mut TableOutputs, made: TableBuilder) -> Result<()> {
+    pub(crate) fn start_table(&self, outputs: &mut TableOutputs, made: SortedTableBuilder) -> Result<()> {
         match outputs.current.replace(made) {
             Some(full) => self.write_list(full).map(|table| outputs.written.push(table)),
             None => Ok(()),
@@ -279,7 +279,7 @@ impl DelsmEngine {
     }
 
     /// Writes a list and opens it. The content is durable, the name is not.
-    fn write_list(&self, made: TableBuilder) -> Result<Arc<Table>> {
+    fn write_list(&self, made: SortedTableBuilder) -> Result<Arc<Table>> {
         let (disk, dir) = (self.disk()?, self.keyspace.dir(made.dir));
         if made.is_new {
             disk.create_dir(&dir).during(IoOp::Create, &dir)?;

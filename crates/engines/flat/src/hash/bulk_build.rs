@@ -63,7 +63,7 @@ struct HashedRecord {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum RecordKind {
+enum HashedRecordKind {
     Put,
     Blob,
     Remove,
@@ -72,9 +72,9 @@ enum RecordKind {
 impl HashedRecord {
     fn new(hash: u64, record: &ReplayRecord<'_>) -> HashedRecord {
         let what = match record.content {
-            RecordContent::Put(_) => RecordKind::Put,
-            RecordContent::Blob(_) => RecordKind::Blob,
-            RecordContent::Remove | RecordContent::RemoveRange(_) => RecordKind::Remove,
+            RecordContent::Put(_) => HashedRecordKind::Put,
+            RecordContent::Blob(_) => HashedRecordKind::Blob,
+            RecordContent::Remove | RecordContent::RemoveRange(_) => HashedRecordKind::Remove,
         };
         let span = u64::from(record.span) / ALIGN;
         debug_assert!(span >> (u64::BITS - SPAN_SHIFT) == 0, "a frame's length has 24 bits");
@@ -88,11 +88,11 @@ impl HashedRecord {
         Address::from_bits(self.packed_fields)
     }
 
-    fn kind(self) -> RecordKind {
+    fn kind(self) -> HashedRecordKind {
         match self.packed_fields >> KIND_SHIFT & 3 {
-            0 => RecordKind::Put,
-            1 => RecordKind::Blob,
-            _ => RecordKind::Remove,
+            0 => HashedRecordKind::Put,
+            1 => HashedRecordKind::Blob,
+            _ => HashedRecordKind::Remove,
         }
     }
 
@@ -121,9 +121,9 @@ impl HashedRecord {
     /// Counts the record as the newest of its key, or as a removal.
     fn count(self, tally: &mut Tally, context: &EngineContext, guard: &Guard) -> Result<()> {
         match self.kind() {
-            RecordKind::Put => tally.count(self.address(), self.span(), RecordContent::Put(&[])),
-            RecordKind::Remove => tally.count(self.address(), self.span(), RecordContent::Remove),
-            RecordKind::Blob => {
+            HashedRecordKind::Put => tally.count(self.address(), self.span(), RecordContent::Put(&[])),
+            HashedRecordKind::Remove => tally.count(self.address(), self.span(), RecordContent::Remove),
+            HashedRecordKind::Blob => {
                 let frame = self.frame(context, guard)?;
                 let record = self.record(&frame, context, guard)?;
                 tally.count(record.address, record.span, record.content);
@@ -218,7 +218,7 @@ impl HashBuildPlan {
 }
 
 /// Builder of the tables of one part.
-struct TableBuilder<'a> {
+struct HashTableBuilder<'a> {
     plan: &'a HashBuildPlan,
     index: &'a HashIndex,
     context: &'a EngineContext,
@@ -229,7 +229,7 @@ struct TableBuilder<'a> {
     newest: Vec<HashedRecord>,
 }
 
-impl TableBuilder<'_> {
+impl HashTableBuilder<'_> {
     /// Returns the maximum number of entries of a table.
     fn max_entries(&self) -> usize {
         self.index.buckets * SLOTS * MAX_FILL_PERCENT / 100
@@ -279,8 +279,8 @@ impl TableBuilder<'_> {
         Ok(())
     }
 
-    /// Like [`TableBuilder::keep_newest`], for items with equal hashes, which usually have the same
-    /// key.
+    /// Like [`HashTableBuilder::keep_newest`], for items with equal hashes, which usually have the
+    /// same key.
     fn keep_newest_of_hash(
         &mut self,
         same: &[HashedRecord],
@@ -310,7 +310,7 @@ impl TableBuilder<'_> {
         heads: &mut Vec<HashedRecord>,
         guard: &Guard,
     ) -> Result<()> {
-        let is_remove = item.kind() == RecordKind::Remove;
+        let is_remove = item.kind() == HashedRecordKind::Remove;
         if is_newest && !is_remove {
             heads.push(item);
         }
@@ -367,7 +367,7 @@ impl BulkBuild<HashIndex> for HashBulkBuilder {
         }
         let (tally, tables) = (Tally::default(), HashTables::new());
         let (items, heads) = (Vec::new(), Vec::new());
-        let mut maker = TableBuilder { plan: &plan, index, context, tally, tables, items, newest: heads };
+        let mut maker = HashTableBuilder { plan: &plan, index, context, tally, tables, items, newest: heads };
         let bins = plan.bins >> plan.parts_bits;
         maker.build(part * bins..(part + 1) * bins, plan.parts_bits)?;
         self.built_tables.lock().insert(part, maker.tables);

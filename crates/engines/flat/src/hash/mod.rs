@@ -66,7 +66,7 @@ const BUCKETS_PER_GROUP: usize = 8;
 #[allow(clippy::vec_box)]
 pub(crate) type HashTables = Vec<Box<HashTable>>;
 
-struct Directory {
+struct HashDirectory {
     depth: u32,
     tables: Box<[DirectorySlot]>,
 }
@@ -94,7 +94,7 @@ impl DirectorySlot {
     }
 }
 
-impl Directory {
+impl HashDirectory {
     fn slot(&self, hash: u64) -> usize {
         usize::try_from(hash.checked_shr(64 - self.depth).unwrap_or(0)).unwrap_or(0)
     }
@@ -119,7 +119,7 @@ impl Directory {
 pub(crate) struct HashIndex {
     context: Arc<EngineContext>,
     /// From `Box::into_raw`. Not null between construction and drop.
-    directory: AtomicPtr<Directory>,
+    directory: AtomicPtr<HashDirectory>,
     pub(crate) buckets: usize,
     /// Held while the directory or its slots change.
     writer: Mutex<()>,
@@ -172,13 +172,13 @@ impl HashIndex {
             let pointer = Box::into_raw(table);
             slots.extend((0..copies).map(|_| DirectorySlot::new(pointer, start)));
         }
-        let new = Box::new(Directory { depth, tables: slots.into_boxed_slice() });
+        let new = Box::new(HashDirectory { depth, tables: slots.into_boxed_slice() });
         let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
         self.account_memory(bytes, 0);
         self.retire_all(old, &guard);
     }
 
-    fn retire_all(&self, old: *mut Directory, guard: &Guard) {
+    fn retire_all(&self, old: *mut HashDirectory, guard: &Guard) {
         // SAFETY: `old` was the directory until the swap. It is retired only below, after this use.
         let Some(directory) = (unsafe { old.as_ref() }) else { return };
         let mut bytes = directory_bytes(directory.depth);
@@ -200,7 +200,7 @@ impl HashIndex {
         self.account_memory(0, bytes);
     }
 
-    fn directory<'g>(&self, _guard: &'g Guard) -> &'g Directory {
+    fn directory<'g>(&self, _guard: &'g Guard) -> &'g HashDirectory {
         // SAFETY: not null after construction. A directory is retired through the epoch, and
         // `guard` was pinned before the load.
         unsafe { &*self.directory.load(Ordering::Acquire) }
@@ -353,13 +353,13 @@ impl HashIndex {
     }
 
     /// Publishes a directory of twice the size. The caller holds `writer`.
-    fn double<'g>(&self, guard: &'g Guard) -> &'g Directory {
+    fn double<'g>(&self, guard: &'g Guard) -> &'g HashDirectory {
         let directory = self.directory(guard);
         let copy =
             |slot: &DirectorySlot| DirectorySlot::new(slot.load(), slot.buckets.load(Ordering::Relaxed));
         let tables = directory.tables.iter().flat_map(|slot| [copy(slot), copy(slot)]);
         let depth = directory.depth + 1;
-        let new = Box::new(Directory { depth, tables: tables.collect() });
+        let new = Box::new(HashDirectory { depth, tables: tables.collect() });
         let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
         self.account_memory(directory_bytes(depth), directory_bytes(depth - 1));
         // SAFETY: the swap unlinked the directory, and its tables now belong to the new one.
@@ -609,10 +609,10 @@ unsafe fn retire_table(table: *mut HashTable, guard: &Guard) {
 /// # Safety
 ///
 /// * `directory` came from `Box::into_raw`, is unlinked, and is retired only once.
-unsafe fn retire_directory(directory: *mut Directory, guard: &Guard) {
+unsafe fn retire_directory(directory: *mut HashDirectory, guard: &Guard) {
     let address = directory as usize;
     // SAFETY: the caller guarantees the conditions above; the closure owns the captured address.
-    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut Directory))) };
+    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut HashDirectory))) };
 }
 
 impl Drop for HashIndex {

@@ -54,11 +54,11 @@ const MIN_FORGET: usize = 64;
 pub struct PmDisk {
     inner: Arc<dyn Disk>,
     mode: PersistenceMode,
-    shared: Arc<DiskState>,
+    shared: Arc<PmDiskState>,
 }
 
 #[derive(Debug, Default)]
-struct DiskState {
+struct PmDiskState {
     files: Mutex<OpenFiles>,
     lines: AtomicU64,
     fences: AtomicU64,
@@ -115,7 +115,7 @@ impl PmDisk {
 /// State of a file that all its handles share.
 #[derive(Debug, Default)]
 struct FileState {
-    extent: RwLock<Extent>,
+    extent: RwLock<MappedExtent>,
     /// Stored and not flushed.
     unsynced: Mutex<RangeSet>,
     /// Held during a sync, so that a second one waits for the ranges of the first.
@@ -127,7 +127,7 @@ struct FileState {
 }
 
 #[derive(Debug, Default)]
-struct Extent {
+struct MappedExtent {
     /// Bytes that are known to have blocks.
     blocks: RangeSet,
     mapping: Option<Mapping>,
@@ -141,7 +141,7 @@ struct Mapping {
     len: u64,
 }
 
-impl Extent {
+impl MappedExtent {
     /// Returns the mapping if it covers the bytes below `end`.
     fn mapping_of(&self, end: u64) -> Option<&dyn PersistentMemory> {
         self.mapping.as_ref().filter(|mapping| mapping.len >= end).map(|mapping| &*mapping.memory)
@@ -155,12 +155,12 @@ struct PmFile {
     is_writable: bool,
     mode: PersistenceMode,
     state: Arc<FileState>,
-    disk: Arc<DiskState>,
+    disk: Arc<PmDiskState>,
 }
 
 impl PmFile {
     /// Returns the extent if `range` has blocks and a mapping, which is made if necessary.
-    fn mapped_blocks(&self, range: &Range<u64>) -> Option<RwLockReadGuard<'_, Extent>> {
+    fn mapped_blocks(&self, range: &Range<u64>) -> Option<RwLockReadGuard<'_, MappedExtent>> {
         let extent = self.state.extent.read();
         if !self.is_writable || !extent.blocks.covers(range) {
             return None;

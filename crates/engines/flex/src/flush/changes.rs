@@ -36,12 +36,12 @@ struct ChangeItem {
     key: Range<usize>,
     fingerprint: u16,
     seq: Seq,
-    kind: ChangeKind,
+    kind: ChangeItemKind,
     value: Range<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ChangeKind {
+enum ChangeItemKind {
     Put,
     Blob,
     Tombstone,
@@ -90,13 +90,13 @@ impl ChangeBatch {
         let kind = match content {
             RecordContent::Put(value) => {
                 self.buffer.extend_from_slice(value);
-                ChangeKind::Put
+                ChangeItemKind::Put
             }
             RecordContent::Blob(blob) => {
                 self.buffer.extend_from_slice(&encode_blob_ref(blob));
-                ChangeKind::Blob
+                ChangeItemKind::Blob
             }
-            RecordContent::Remove | RecordContent::RemoveRange(_) => ChangeKind::Tombstone,
+            RecordContent::Remove | RecordContent::RemoveRange(_) => ChangeItemKind::Tombstone,
         };
         self.items.push(ChangeItem { key, fingerprint, seq, kind, value: from..self.buffer.len() });
     }
@@ -109,9 +109,9 @@ impl ChangeBatch {
         let item = &self.items[at];
         let value = &self.buffer[item.value.clone()];
         let content = match item.kind {
-            ChangeKind::Put => RecordContent::Put(value),
-            ChangeKind::Blob => RecordContent::Blob(decode_blob_ref(value)),
-            ChangeKind::Tombstone => RecordContent::Remove,
+            ChangeItemKind::Put => RecordContent::Put(value),
+            ChangeItemKind::Blob => RecordContent::Blob(decode_blob_ref(value)),
+            ChangeItemKind::Tombstone => RecordContent::Remove,
         };
         StoredPair { key: &self.buffer[item.key.clone()], seq: item.seq, content }
     }

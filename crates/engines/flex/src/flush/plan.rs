@@ -15,8 +15,8 @@
 //! rewritten nevertheless if it has many runs or superseded versions, grows too large, or gets many
 //! tombstones. An interval with blobs is rewritten too: only that finds superseded blobs, which are
 //! large. On a nearly full disk, an interval is rewritten only if that frees space.
-//! `plan_defragment` and `add_neighbours` rewrite or merge neighbours. `FlushCounts` counts the
-//! choices.
+//! `plan_defragment` and `add_neighbours` rewrite or merge neighbours. `FlushChoiceCounts` counts
+//! the choices.
 //!
 //! ## Costs
 //!

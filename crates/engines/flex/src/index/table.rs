@@ -90,12 +90,12 @@ pub(crate) struct IntervalPlan {
     /// Number of intervals that were read for a rewrite. A step ends after many of them even if it
     /// writes nothing.
     pub(crate) examined: usize,
-    pub(crate) counts: FlushCounts,
+    pub(crate) counts: FlushChoiceCounts,
 }
 
 /// Counters of the choices that flush steps made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FlushCounts {
+pub(crate) struct FlushChoiceCounts {
     /// New intervals.
     pub(crate) inserted: u64,
     /// Runs appended to intervals.
@@ -118,7 +118,7 @@ pub(crate) struct FlushCounts {
     pub(crate) appended_bytes: u64,
 }
 
-impl FlushCounts {
+impl FlushChoiceCounts {
     /// Returns the counters by name.
     pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
         vec![
@@ -158,7 +158,7 @@ pub(crate) struct IntervalTable {
     pub(crate) retained: RetainedRecords,
     /// Copy of the views at the time of that decision.
     pub(crate) views: Views,
-    pub(crate) counts: FlushCounts,
+    pub(crate) counts: FlushChoiceCounts,
     /// Sample of new keys since the last update: see [`IntervalPlan::new_key_sample`].
     pub(crate) new_key_sample: [u64; 2],
     /// Memory of the last step for the next one: its batch, and the bytes of its plan.
@@ -200,7 +200,7 @@ impl IntervalTable {
             sweep: None,
             retained: RetainedRecords::default(),
             views: Views::default(),
-            counts: FlushCounts::default(),
+            counts: FlushChoiceCounts::default(),
             new_key_sample: [0; 2],
             spare_buffers: Default::default(),
             value_prefetch: ValuePrefetch::default(),
