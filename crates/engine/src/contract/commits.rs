@@ -54,6 +54,12 @@ pub trait EngineCommits: EngineInfo {
     /// keys. Must not fail or wait for the disk. May rarely return false without a reason: the
     /// store then prepares the commit again.
     fn is_current(&self, op: &EngineOp<'_>) -> bool;
+    /// Prefetches the memory that the apply of `op` will use. The store calls it a few operations
+    /// ahead in a commit with several, after `is_current` returned true for all of them. May
+    /// change the findings. Must not fail or wait.
+    fn prefetch_apply(&self, op: &mut EngineOp<'_>) {
+        let _ = op;
+    }
     /// Applies `op` of commit `seq` to the index, after the bytes of its own commit are in the
     /// kernel. The caller holds the stripe of the key, so the applies of one key come in the order
     /// of their seqs. Other keys are applied at the same time, in any order. `views` was collected

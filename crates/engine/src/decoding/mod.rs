@@ -339,6 +339,10 @@ impl EngineCommits for DecodingEngine {
         self.inner.is_current(op)
     }
 
+    fn prefetch_apply(&self, op: &mut EngineOp<'_>) {
+        self.inner.prefetch_apply(op);
+    }
+
     fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         self.inner.apply(seq, op, views);
     }

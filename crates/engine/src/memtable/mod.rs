@@ -77,6 +77,25 @@ pub struct MemtableEntry<'m> {
     pub place: ArenaOffset,
 }
 
+/// Place of a key in a memtable.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyPlace {
+    /// Hash of the key.
+    pub hash: u64,
+    /// Record of the key; 0 if there is none.
+    pub record: ArenaOffset,
+    /// Leaf of the order that was prefetched for a key without a record; 0 if it is unknown.
+    leaf: ArenaOffset,
+}
+
+impl KeyPlace {
+    /// Returns the place of a key with the given hash and record.
+    #[must_use]
+    pub fn new(hash: u64, record: ArenaOffset) -> KeyPlace {
+        KeyPlace { hash, record, leaf: 0 }
+    }
+}
+
 /// One version of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct MemtableVersion {
@@ -294,24 +313,25 @@ impl Memtable {
         place
     }
 
-    /// Gives the record at `place` a newer version, or adds a record if `place` is 0. Reports the
-    /// memory to the budget. Must be called by one thread at a time for each key. Returns false if
-    /// a previous version was not kept.
-    #[allow(clippy::too_many_arguments)] // three describe the key: its record, hash and bytes
+    /// Gives the record of a key at `place` a newer version, or adds a record if there is none.
+    /// Reports the memory to the budget. Must be called by one thread at a time for each key.
+    /// Returns false if a previous version was not kept.
     pub fn put(
         &self,
-        place: ArenaOffset,
-        hash: u64,
+        place: KeyPlace,
         key: &[u8],
         version: MemtableVersion,
         views: &Views,
         context: &EngineContext,
         guard: &Guard,
     ) -> bool {
-        let (is_kept, is_more) = match place {
-            0 => (true, self.table.add(hash, key, version.word.0, version.seq, guard)),
-            _ => {
-                let is_kept = self.replace(place, version, views);
+        let (is_kept, is_more) = match place.record {
+            0 => {
+                let content = (version.word.0, version.seq);
+                (true, self.table.add_to(place.leaf, place.hash, key, content, guard))
+            }
+            record => {
+                let is_kept = self.replace(record, version, views);
                 (is_kept, is_kept)
             }
         };

@@ -4,7 +4,7 @@
 //! while the commit holds the stripe of the key. Other keys of the memtable may change at any time.
 
 use super::arena::{ArenaOffset, high, low};
-use super::{Memtable, VersionWord};
+use super::{KeyPlace, Memtable, VersionWord};
 use crate::context::EngineContext;
 use crate::contract::{Action, EngineOp, FINDING_WORDS, Findings, Preparation};
 use crate::views::{PinnedVersions, Views};
@@ -21,7 +21,7 @@ struct MemtableFindings {
     memtable: u32,
     /// The key's record; 0 if there is none.
     record: ArenaOffset,
-    /// Word of the record.
+    /// Word of the record. For a key without one, the leaf that [`Memtable::prefetch_apply`] found.
     word: u64,
     /// Number of records in the key's stripe; used if the key has no record.
     stripe_len: u32,
@@ -109,7 +109,7 @@ impl Memtable {
     pub fn note_superseded(&self, op: &EngineOp<'_>, seq: Seq, views: &Views, pins: &PinnedVersions) {
         pins.update(views);
         if !views.is_empty() {
-            let record = Memtable::record_of(op);
+            let record = Memtable::place_of(op).record;
             let born = if record == 0 { op.prior } else { self.entry(record).newest().seq };
             pins.note_superseded(born, seq, views);
         }
@@ -172,16 +172,28 @@ impl Memtable {
         word.bits() == found.word || (is_blind && found.replaced_blob.is_none() && !word.is_blob())
     }
 
-    /// Returns the record that `prepare` found for `op`; 0 if there was none.
-    #[must_use]
-    pub fn record_of(op: &EngineOp<'_>) -> ArenaOffset {
-        op.findings.get::<MemtableFindings>().record
+    /// Implements
+    /// [`EngineCommits::prefetch_apply`](crate::contract::EngineCommits::prefetch_apply).
+    pub fn prefetch_apply(&self, op: &mut EngineOp<'_>, guard: &Guard) {
+        if matches!(op.action, Action::RemoveRange(_) | Action::Expect) {
+            return;
+        }
+        let found: MemtableFindings = op.findings.get();
+        match found.record {
+            0 => {
+                let leaf = self.table.prefetch_to_add(found.hash, op.key, guard);
+                op.findings.set(MemtableFindings { word: leaf.into(), ..found });
+            }
+            record => self.table.prefetch_record(record),
+        }
     }
 
-    /// Returns the hash of the key of `op`.
+    /// Returns the place of the key of `op`, as found by `prepare` and by
+    /// [`Memtable::prefetch_apply`].
     #[must_use]
-    pub fn hash_of(op: &EngineOp<'_>) -> u64 {
-        op.findings.get::<MemtableFindings>().hash
+    pub fn place_of(op: &EngineOp<'_>) -> KeyPlace {
+        let MemtableFindings { hash, record, word, .. } = op.findings.get();
+        KeyPlace { hash, record, leaf: if record == 0 { low(word) } else { 0 } }
     }
 
     /// Returns the id of the blob that `op` replaces.

@@ -480,11 +480,31 @@ impl<const LINK: usize> KeyTable<LINK> {
         (place, is_more)
     }
 
+    /// Prefetches the memory for the addition of `key`. Returns the leaf for [`KeyTable::add_to`];
+    /// 0 if it is unknown.
+    #[inline]
+    pub fn prefetch_to_add(&self, hash: u64, key: &[u8], guard: &Guard) -> ArenaOffset {
+        self.prefetch(hash, guard);
+        self.order.prefetch_leaf(&self.arena, self, key, guard)
+    }
+
     /// Adds a record for a key that has none. Returns whether [`KeyTable::bytes`] changed. Must be
     /// called by one thread at a time for each key.
     pub fn add(&self, hash: u64, key: &[u8], word: u64, seq: Seq, guard: &Guard) -> bool {
+        self.add_to(0, hash, key, (word, seq), guard)
+    }
+
+    /// Like [`KeyTable::add`], with the leaf that [`KeyTable::prefetch_to_add`] returned.
+    pub fn add_to(
+        &self,
+        leaf: ArenaOffset,
+        hash: u64,
+        key: &[u8],
+        (word, seq): (u64, Seq),
+        guard: &Guard,
+    ) -> bool {
         let (place, is_more) = self.add_found(hash, key, word, seq, guard);
-        let is_taller = self.order.insert(&self.arena, self, place, guard);
+        let is_taller = self.order.insert(&self.arena, self, (place, leaf), guard);
         self.count_one();
         is_more || is_taller
     }

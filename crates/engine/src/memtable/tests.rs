@@ -103,6 +103,31 @@ fn a_memtable_returns_all_keys_in_order() {
     }
 }
 
+/// Adds keys to leaves that were prefetched before many other keys split them.
+#[test]
+fn leaves_that_were_prefetched_long_ago_are_checked() {
+    let key = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+    let version = |i| MemtableVersion { word: VersionWord(i), seq: Seq(1) };
+    let (first, all) = (1 << 16, 90_000);
+    for tiny in [false, true] {
+        let memtable = Memtable::new(1, KeyPrefix::default(), tiny);
+        let guard = &epoch::pin();
+        assert_eq!(memtable.table.prefetch_to_add(0, &key(0), guard), 0);
+        (0..first).for_each(|i| memtable.add(i, &key(i), version(i), guard));
+        let leaves: Vec<_> =
+            (first..all).map(|i| memtable.table.prefetch_to_add(i, &key(i), guard)).collect();
+        assert!(leaves.iter().all(|leaf| *leaf != 0));
+        for (i, leaf) in (first..all).zip(leaves) {
+            memtable.table.add_to(leaf, i, &key(i), (i, Seq(1)), guard);
+        }
+        let mut places = Vec::new();
+        memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+        let mut expected: Vec<_> = (0..all).map(|i| key(i).to_vec()).collect();
+        expected.sort_unstable();
+        assert!(keys(&memtable, &places) == expected, "in order, each once");
+    }
+}
+
 #[test]
 fn versions_that_views_need_stay() {
     let memtable = Memtable::new(1, KeyPrefix::default(), true);
@@ -142,11 +167,11 @@ fn check_threads(tiny: bool, each: u64) {
             let guard = &epoch::pin();
             let key = key(thread, i);
             let version = MemtableVersion { word: VersionWord(seq(thread, i).0), seq: seq(thread, i) };
-            memtable.put(0, context.hash(&key), &key, version, &views, context, guard);
+            memtable.put(KeyPlace::new(context.hash(&key), 0), &key, version, &views, context, guard);
             if i % 3 == 0 {
                 let place = memtable.find(context.hash(&key), &key, guard).expect("it was added").place;
                 let version = MemtableVersion { word: VersionWord(version.seq.0 + (1 << 40)), ..version };
-                memtable.put(place, context.hash(&key), &key, version, &views, context, guard);
+                memtable.put(KeyPlace::new(context.hash(&key), place), &key, version, &views, context, guard);
             }
             done.store(i + 1, Ordering::Release);
         }

@@ -425,6 +425,11 @@ impl EngineCommits for FlexEngine {
         self.state(guard).memtables.active.is_current(op, guard)
     }
 
+    fn prefetch_apply(&self, op: &mut EngineOp<'_>) {
+        let guard = &epoch::pin();
+        self.state(guard).memtables.active.prefetch_apply(op, guard);
+    }
+
     fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         if let RecordContent::RemoveRange(end) = content {
@@ -441,9 +446,9 @@ impl EngineCommits for FlexEngine {
         if is_tomb {
             self.removed_ranges.note_removal(seq, op.key);
         }
-        let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
-        add_logged(active, op.span, record == 0);
-        let is_kept = active.put(record, hash, op.key, version, views, &self.interval_cache.context, guard);
+        let place = Memtable::place_of(op);
+        add_logged(active, op.span, place.record == 0);
+        let is_kept = active.put(place, op.key, version, views, &self.interval_cache.context, guard);
         if !is_tomb {
             self.removed_ranges.put(op.key);
         }

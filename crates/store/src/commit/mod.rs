@@ -53,7 +53,7 @@ use smallvec::SmallVec;
 
 use self::execute::UnfinishedCommit;
 pub use self::limits::check_sizes;
-use self::prepare::{PREFETCH_GROUP, prefetch, reprepare};
+use self::prepare::{APPLY_AHEAD, PREFETCH_GROUP, prefetch, prefetch_apply, reprepare};
 use self::reserve::{ReserveResult, ReservedPlaces};
 use self::transaction::{RangeReads, VersionCheck};
 use crate::commit::encode::{ENCODE_BUFFER, EncodedCommit, FrameRun, encode_writes};
@@ -569,7 +569,14 @@ impl Store {
         whole.is_applying = true;
         let views = self.view_slots.collect();
         let mut counts = [(0, 0); LogId::ALL.len()];
-        for write in writes.iter() {
+        if writes.len() > 1 {
+            writes.iter_mut().take(APPLY_AHEAD).for_each(prefetch_apply);
+        }
+        for index in 0..writes.len() {
+            if let Some(ahead) = writes.get_mut(index + APPLY_AHEAD) {
+                prefetch_apply(ahead);
+            }
+            let write = &writes[index];
             if write.op.address != Address::NONE
                 && let Ok(engine) = write.keyspace.engine()
             {

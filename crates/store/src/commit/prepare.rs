@@ -7,10 +7,24 @@ use smallvec::SmallVec;
 use super::CommitWrite;
 use super::encode::{EncodedCommit, encode_writes};
 use sheaf_engine::contract::{Action, HashedKey};
+use sheaf_log::segment::Address;
 use sheaf_platform::error::Result;
 
 /// Operations of a batch that are looked up together.
 pub(super) const PREFETCH_GROUP: usize = 16;
+
+/// Number of operations by which the prefetch for an apply precedes it.
+pub(super) const APPLY_AHEAD: usize = 8;
+
+/// Prefetches the memory that the apply of `write` will use.
+#[inline]
+pub(super) fn prefetch_apply(write: &mut CommitWrite<'_>) {
+    if write.op.address != Address::NONE
+        && let Ok(engine) = write.keyspace.engine()
+    {
+        engine.prefetch_apply(&mut write.op);
+    }
+}
 
 /// Prepares the operations at the indexes `outdated` again. Encodes the commit again if the
 /// preparation of one changed. Returns the index of an operation that expects another version of

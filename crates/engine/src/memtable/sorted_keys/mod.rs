@@ -31,6 +31,7 @@
 mod build;
 mod estimate;
 mod node;
+mod prefetch;
 
 use std::ops::Bound;
 
@@ -143,17 +144,20 @@ impl SortedKeys {
         arena.alloc(bytes, true)
     }
 
-    /// Adds a record with a key that is not present. No other thread may add the same key. Returns
-    /// whether the tree has more nodes than before.
+    /// Adds a record with a key that is not present. `leaf` is the leaf that
+    /// [`SortedKeys::prefetch_leaf`] returned for the key, or 0. No other thread may add the same
+    /// key. Returns whether the tree has more nodes than before.
     pub fn insert<K: KeySource>(
         &self,
         arena: &MemtableArena,
         keys: &K,
-        record: ArenaOffset,
+        (record, leaf): (ArenaOffset, ArenaOffset),
         guard: &Guard,
     ) -> bool {
         if self.is_final.load(Ordering::Acquire) {
-            return self.insert_into(self.tree(guard), arena, keys, record);
+            let tree = self.tree(guard);
+            let is_added = leaf != 0 && self.insert_into_leaf(tree, arena, keys, record, leaf);
+            return !is_added && self.insert_into(tree, arena, keys, record);
         }
         let gate = self.counts.gate.read();
         let tree = self.tree(guard);
@@ -219,17 +223,7 @@ impl SortedKeys {
             if !leaf.lock(version) {
                 continue;
             }
-            let count = leaf.count();
-            let slot = leaf.position(0, count, head, key, false, keys);
-            for from in (slot..count).rev() {
-                leaf.set(
-                    from + 1,
-                    leaf.heads[from].load(Ordering::Relaxed),
-                    leaf.records[from].load(Ordering::Relaxed),
-                );
-            }
-            leaf.set(slot, head, record);
-            leaf.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
+            leaf.add(leaf.count(), (head, key), record, keys);
             leaf.unlock(version);
             return is_more;
         }

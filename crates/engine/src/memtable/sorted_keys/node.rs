@@ -124,6 +124,24 @@ impl SortedNode {
         self.records[slot].store(record, Ordering::Release); // (I3)
     }
 
+    /// Adds an entry to a leaf with `count` entries that is not full. The caller has locked it.
+    #[inline]
+    pub(super) fn add<K: KeySource>(
+        &self,
+        count: usize,
+        (head, key): (u64, &[u8]),
+        record: ArenaOffset,
+        keys: &K,
+    ) {
+        let slot = self.position(0, count, head, key, false, keys);
+        for from in (slot..count).rev() {
+            let moved = self.heads[from].load(Ordering::Relaxed);
+            self.set(from + 1, moved, self.records[from].load(Ordering::Relaxed));
+        }
+        self.set(slot, head, record);
+        self.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
+    }
+
     /// Returns the first slot from `first` on with an entry that is not before `key`. If `with`, an
     /// entry equal to `key` counts as before it.
     #[inline]

@@ -101,6 +101,11 @@ impl EngineCommits for DelsmEngine {
         self.state(guard).memtables.active.is_current(op, guard)
     }
 
+    fn prefetch_apply(&self, op: &mut EngineOp<'_>) {
+        let guard = &epoch::pin();
+        self.state(guard).memtables.active.prefetch_apply(op, guard);
+    }
+
     fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
@@ -114,10 +119,10 @@ impl EngineCommits for DelsmEngine {
         }
         let version = MemVersion { word: VersionWord::of(&content, op.address), seq };
         active.note_superseded(op, seq, views, &self.pinned_versions);
-        let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
-        let is_kept = active.put(record, hash, op.key, version, views, &self.keyspace.context, guard);
+        let place = Memtable::place_of(op);
+        let is_kept = active.put(place, op.key, version, views, &self.keyspace.context, guard);
         self.count_table_bytes(active, op.key, &content);
-        self.note_waste(active, op.span, record == 0);
+        self.note_waste(active, op.span, place.record == 0);
         match content {
             RecordContent::Remove => drop(self.removal_scan_counters[0].fetch_add(1, Ordering::Relaxed)),
             _ => self.removed_ranges.note_put(op.key),

@@ -8,7 +8,7 @@ use sheaf_engine::contract::{
     Action, Bounds, Engine, EngineCheckpoint, EngineCommits, EngineOp, EnginePressure, EngineReads,
     ImageSink, Projection,
 };
-use sheaf_engine::memtable::MemtableVersion;
+use sheaf_engine::memtable::{KeyPlace, MemtableVersion};
 use sheaf_engine::views::Views;
 use sheaf_log::blob::{BlobRef, Blobs};
 use sheaf_log::options::EngineOptions;
@@ -71,13 +71,13 @@ impl TestKeyspace {
         let guard = &epoch::pin();
         let active = &engine.state(guard).memtables.active;
         let hash = engine.interval_cache.hash(key);
-        let place = active.find(hash, key, guard).map_or(0, |entry| entry.place);
+        let place = KeyPlace::new(hash, active.find(hash, key, guard).map_or(0, |entry| entry.place));
         let context = &engine.interval_cache.context;
         let word = active.with_accounting(context, || active.copy_content(&content));
         if matches!(content, RecordContent::Remove) {
             engine.removed_ranges.note_removal(self.newest, key);
         }
-        active.put(place, hash, key, MemtableVersion { word, seq: self.newest }, &self.views, context, guard);
+        active.put(place, key, MemtableVersion { word, seq: self.newest }, &self.views, context, guard);
         if !matches!(content, RecordContent::Remove) {
             engine.removed_ranges.put(key);
         }
