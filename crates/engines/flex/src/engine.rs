@@ -350,6 +350,11 @@ impl EngineInfo for FlexEngine {
 
 impl EngineReads for FlexEngine {
     #[inline]
+    fn hashed_key<'k>(&self, key: &'k [u8]) -> HashedKey<'k> {
+        HashedKey { key, hash: self.interval_cache.hash(key) }
+    }
+
+    #[inline]
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
         self.get_hashed(at, (key, self.interval_cache.hash(key)), &mut |_, stored| found(stored))
     }
@@ -376,8 +381,7 @@ impl EngineReads for FlexEngine {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for key in keys {
-            let hash = self.interval_cache.hash(key.key);
-            state.memtables.prefetch(hash, guard);
+            state.memtables.prefetch(key.hash, guard);
         }
     }
 
@@ -408,7 +412,7 @@ impl EngineCommits for FlexEngine {
             self.measure_removed_ranges(1, MAX_MEASURED_KEYS_ON_REMOVE);
         }
         let guard = &epoch::pin();
-        let hash = self.interval_cache.hash(op.key);
+        let hash = op.hash.unwrap_or_else(|| self.interval_cache.hash(op.key));
         let state = self.state(guard);
         state.memtables.active.prepare(
             op,

@@ -84,7 +84,7 @@ impl EngineCommits for DelsmEngine {
             self.record_ranges_if_due(op.key);
         }
         let guard = &epoch::pin();
-        let hash = self.keyspace.hash(op.key);
+        let hash = op.hash.unwrap_or_else(|| self.keyspace.hash(op.key));
         let state = self.state(guard);
         state.memtables.active.prepare(
             op,

@@ -150,6 +150,11 @@ impl DelsmEngine {
 }
 
 impl EngineReads for DelsmEngine {
+    #[inline]
+    fn hashed_key<'k>(&self, key: &'k [u8]) -> HashedKey<'k> {
+        HashedKey { key, hash: self.keyspace.hash(key) }
+    }
+
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
         self.read_value(at, key, false, found)
     }
@@ -176,8 +181,7 @@ impl EngineReads for DelsmEngine {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for key in keys {
-            let hash = self.keyspace.hash(key.key);
-            state.memtables.prefetch(hash, guard);
+            state.memtables.prefetch(key.hash, guard);
         }
     }
 
