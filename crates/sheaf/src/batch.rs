@@ -1,5 +1,6 @@
 //! # Batch: many operations, over any keyspaces, as one commit
 
+mod bytes;
 mod last_removals;
 mod merge;
 mod resolve;
@@ -14,6 +15,7 @@ use sheaf_engine::workload::SampleStart;
 use sheaf_log::types::Seq;
 use sheaf_store::{CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeReads};
 
+use self::bytes::{BatchBytes, BatchRange};
 use self::resolve::ResolvedBatch;
 use crate::iter::KeyRange;
 use crate::keyspace::{WaitPolicy, read_expected};
@@ -22,21 +24,26 @@ use crate::removed_range::{ListedRanges, RemovedRange};
 use crate::workload;
 use crate::{CommitTicket, ConflictKeys, Durability, Error, Expiry, Keyspace, Result, Value};
 
+/// Effect of an operation. Its bytes are in [`Batch::bytes`].
 enum BatchChange {
-    Put(Value, Expires),
+    Put(BatchRange, Expires),
     Remove,
     /// The operand for the merge operator of the keyspace.
-    Merge(Value),
+    Merge(BatchRange),
     /// The key is the first one of the range.
-    RemoveRange(RemovedRange),
+    RemoveRange(Box<RemovedRange>),
 }
 
 /// Attempts to remove ranges key by key, before the commit fails because of other commits.
 const MAX_RANGE_ATTEMPTS: u32 = 100;
 
+/// Number of the keyspaces that were added last which an operation is compared with.
+const RECENT_KEYSPACES: usize = 8;
+
 struct BatchEntry {
-    keyspace: Keyspace,
-    key: Value,
+    /// Number of the keyspace in [`Batch::keyspaces`].
+    keyspace: usize,
+    key: BatchRange,
     change: BatchChange,
 }
 
@@ -66,7 +73,11 @@ struct BatchExpectation {
 #[must_use = "a batch does nothing until it is committed"]
 pub struct Batch {
     store: Arc<OpenDatabase>,
+    /// Keyspaces of the operations. One may occur twice.
+    keyspaces: Vec<Keyspace>,
     entries: Vec<BatchEntry>,
+    /// Keys and values of the operations.
+    bytes: BatchBytes,
     expectations: Vec<BatchExpectation>,
     durability: Option<Durability>,
 }
@@ -83,7 +94,14 @@ impl fmt::Debug for Batch {
 
 impl Batch {
     pub(crate) fn new(store: Arc<OpenDatabase>) -> Batch {
-        Batch { store, entries: Vec::new(), expectations: Vec::new(), durability: None }
+        Batch {
+            store,
+            keyspaces: Vec::new(),
+            entries: Vec::new(),
+            bytes: BatchBytes::default(),
+            expectations: Vec::new(),
+            durability: None,
+        }
     }
 
     /// Adds an operation that sets `key` to `value` in `keyspace`. The commit checks the limits on
@@ -105,7 +123,7 @@ impl Batch {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> &mut Batch {
-        self.push(keyspace, key.as_ref(), BatchChange::Put(Value::new(value.as_ref()), Expires::Default))
+        self.put(keyspace, key.as_ref(), value.as_ref(), Expires::Default)
     }
 
     /// Adds an operation that sets `key` to `value` in `keyspace` for the time `ttl`, which begins
@@ -131,8 +149,7 @@ impl Batch {
         value: impl AsRef<[u8]>,
         ttl: Duration,
     ) -> &mut Batch {
-        let value = Value::new(value.as_ref());
-        self.push(keyspace, key.as_ref(), BatchChange::Put(value, Expires::After(ttl)))
+        self.put(keyspace, key.as_ref(), value.as_ref(), Expires::After(ttl))
     }
 
     /// Adds an operation that sets `key` to `value` in `keyspace`, with an expiry time. The commit
@@ -156,8 +173,7 @@ impl Batch {
         value: impl AsRef<[u8]>,
         expiry: Expiry,
     ) -> &mut Batch {
-        let value = Value::new(value.as_ref());
-        self.push(keyspace, key.as_ref(), BatchChange::Put(value, expiry.to_expires()))
+        self.put(keyspace, key.as_ref(), value.as_ref(), expiry.to_expires())
     }
 
     /// Adds an operation that removes `key` from `keyspace`. A missing key is no error.
@@ -195,7 +211,8 @@ impl Batch {
         key: impl AsRef<[u8]>,
         operand: impl AsRef<[u8]>,
     ) -> &mut Batch {
-        self.push(keyspace, key.as_ref(), BatchChange::Merge(Value::new(operand.as_ref())))
+        let operand = self.bytes.add(operand.as_ref());
+        self.push(keyspace, key.as_ref(), BatchChange::Merge(operand))
     }
 
     /// Adds an operation that removes all keys in `range` from `keyspace`, like
@@ -220,12 +237,39 @@ impl Batch {
     ) -> &mut Batch {
         let Some(range) = RemovedRange::new(&range.bounds()) else { return self };
         let first = range.first.clone();
-        self.push(keyspace, &first, BatchChange::RemoveRange(range))
+        self.push(keyspace, &first, BatchChange::RemoveRange(Box::new(range)))
     }
 
+    fn put(&mut self, keyspace: &Keyspace, key: &[u8], value: &[u8], expires: Expires) -> &mut Batch {
+        let value = self.bytes.add(value);
+        self.push(keyspace, key, BatchChange::Put(value, expires))
+    }
+
+    #[inline]
     fn push(&mut self, keyspace: &Keyspace, key: &[u8], change: BatchChange) -> &mut Batch {
-        self.entries.push(BatchEntry { keyspace: keyspace.clone(), key: Value::new(key), change });
+        let (keyspace, key) = (self.number_of(keyspace), self.bytes.add(key));
+        self.entries.push(BatchEntry { keyspace, key, change });
         self
+    }
+
+    /// Returns the number of a keyspace, which is usually that of the previous operation. Takes the
+    /// same time for any number of keyspaces.
+    #[inline]
+    fn number_of(&mut self, keyspace: &Keyspace) -> usize {
+        let is_same = |known: &Keyspace| Arc::ptr_eq(&known.inner, &keyspace.inner);
+        match self.keyspaces.iter().rev().take(RECENT_KEYSPACES).position(is_same) {
+            Some(from_end) => self.keyspaces.len() - 1 - from_end,
+            None => {
+                self.keyspaces.push(keyspace.clone());
+                self.keyspaces.len() - 1
+            }
+        }
+    }
+
+    /// Returns the key of an operation.
+    #[inline]
+    fn key(&self, entry: &BatchEntry) -> &[u8] {
+        self.bytes.get(entry.key)
     }
 
     /// Adds an expectation: the commit succeeds only if `key` has the value `value` at that moment
@@ -276,7 +320,9 @@ impl Batch {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn clear(&mut self) -> &mut Batch {
+        self.keyspaces.clear();
         self.entries.clear();
+        self.bytes.clear();
         self.expectations.clear();
         self
     }
@@ -297,7 +343,17 @@ impl Batch {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn append(&mut self, other: &mut Batch) -> &mut Batch {
-        self.entries.append(&mut other.entries);
+        let (keyspaces, blocks) = (self.keyspaces.len(), self.bytes.append(&mut other.bytes));
+        self.keyspaces.append(&mut other.keyspaces);
+        self.entries.extend(other.entries.drain(..).map(|entry| BatchEntry {
+            keyspace: entry.keyspace + keyspaces,
+            key: entry.key.behind(blocks),
+            change: match entry.change {
+                BatchChange::Put(value, expires) => BatchChange::Put(value.behind(blocks), expires),
+                BatchChange::Merge(operand) => BatchChange::Merge(operand.behind(blocks)),
+                other @ (BatchChange::Remove | BatchChange::RemoveRange(_)) => other,
+            },
+        }));
         self.expectations.append(&mut other.expectations);
         self
     }
@@ -444,8 +500,7 @@ impl Batch {
     /// Returns [`Error::Busy`] like [`Batch::try_commit`], and the errors of [`Batch::submit`].
     pub fn try_submit(&mut self) -> Result<CommitTicket> {
         let (seq, durability) = self.submit_with(WaitPolicy::Fail)?;
-        self.entries.clear();
-        self.expectations.clear();
+        self.clear();
         Ok(CommitTicket::new(Arc::clone(&self.store), seq, durability))
     }
 
@@ -473,12 +528,12 @@ impl Batch {
         let mut parts: Vec<(arc_swap::Guard<Arc<KeyspaceState>>, Vec<workload::BatchOperation<'_>>)> =
             Vec::new();
         for (index, entry) in self.entries.iter().enumerate() {
-            let state = entry.keyspace.inner.state.load();
+            let state = self.keyspaces[entry.keyspace].inner.state.load();
             let value = match &entry.change {
-                BatchChange::Put(value, _) | BatchChange::Merge(value) => Some(value.len()),
+                BatchChange::Put(value, _) | BatchChange::Merge(value) => Some(self.bytes.get(*value).len()),
                 BatchChange::Remove | BatchChange::RemoveRange(_) => None,
             };
-            let operation = (&*entry.key, value, new_keys.binary_search(&index).is_ok());
+            let operation = (self.key(entry), value, new_keys.binary_search(&index).is_ok());
             match parts.iter_mut().find(|part| part.0.id() == state.id()) {
                 Some(part) => part.1.push(operation),
                 None => parts.push((state, vec![operation])),
@@ -491,8 +546,7 @@ impl Batch {
 
     /// Checks that all keyspaces belong to the database of the batch.
     fn check_keyspaces(&self) -> Result<()> {
-        let entries = self.entries.iter().map(|e| &e.keyspace);
-        let mut keyspaces = entries.chain(self.expectations.iter().map(|e| &e.keyspace));
+        let mut keyspaces = self.keyspaces.iter().chain(self.expectations.iter().map(|e| &e.keyspace));
         match keyspaces.find(|keyspace| !Arc::ptr_eq(&keyspace.inner.store, &self.store)) {
             Some(foreign) => {
                 let why = format!("{:?} belongs to another open database", foreign.name());
@@ -542,10 +596,13 @@ impl Batch {
             let entry = &self.entries[entry];
             let (action, expires) = match (&entry.change, of_merge) {
                 (_, Some(merged)) => (Action::Put(&merged.value), merged.expires),
-                (BatchChange::Put(value, expires), None) => (Action::Put(value), *expires),
+                (BatchChange::Put(value, expires), None) => (Action::Put(self.bytes.get(*value)), *expires),
                 _ => (Action::Remove, Expires::Default),
             };
-            CommitWrite { expires, ..CommitWrite::new(&states[state], EngineOp::new(&entry.key, action)) }
+            CommitWrite {
+                expires,
+                ..CommitWrite::new(&states[state], EngineOp::new(self.key(entry), action))
+            }
         }));
         let listed = match to_list.is_empty() {
             true => None,
@@ -616,7 +673,7 @@ impl Batch {
             let BatchChange::RemoveRange(range) = &self.entries[*entry].change else { continue };
             match range.is_one_record(&resolved.states[*state])? {
                 true => writes.push(range.write(&resolved.states[*state])),
-                false => to_list.push((*state, range)),
+                false => to_list.push((*state, &**range)),
             }
         }
         Ok(to_list)
@@ -629,7 +686,7 @@ impl Batch {
         listed: &'w ListedRanges,
         writes: &mut Vec<CommitWrite<'w>>,
     ) {
-        let of_entry = |&(entry, state): &(usize, usize)| (state, &*self.entries[entry].key);
+        let of_entry = |&(entry, state): &(usize, usize)| (state, self.key(&self.entries[entry]));
         let mut done: HashSet<(usize, &[u8])> = resolved.order.iter().map(of_entry).collect();
         let fresh = listed.keys().filter(|listed| done.insert(*listed));
         writes.extend(fresh.map(|(state, key)| {

@@ -30,7 +30,7 @@ impl Batch {
         let mut merged = HashMap::with_capacity(resolved.merges.len());
         for &(last, state) in &resolved.order {
             let Some(chain) = resolved.merges.get(&last) else { continue };
-            let key = &self.entries[last].key;
+            let key = self.key(&self.entries[last]);
             let removed = resolved.last_removal(state, key);
             let chain =
                 &chain[removed.map_or(0, |removed| chain.partition_point(|entry| *entry < removed))..];
@@ -51,7 +51,7 @@ impl Batch {
         let operator = self.store.merge_registry().of(state)?;
         let first = chain.first().map(|entry| &self.entries[*entry].change);
         let (expect, mut value, expires) = match first {
-            Some(BatchChange::Put(value, expires)) => (None, Some(value.to_vec()), *expires),
+            Some(BatchChange::Put(value, expires)) => (None, Some(self.bytes.get(*value).to_vec()), *expires),
             Some(BatchChange::Merge(_)) if !is_removed => {
                 self.store.check_open()?;
                 let base = read_base(&self.store, state, key)?;
@@ -61,7 +61,7 @@ impl Batch {
         };
         for entry in chain {
             if let BatchChange::Merge(operand) = &self.entries[*entry].change {
-                let merged = operator.merge(key, value.as_deref(), operand);
+                let merged = operator.merge(key, value.as_deref(), self.bytes.get(*operand));
                 value = Some(merged.map_err(|refusal| operator.refused(&refusal))?);
             }
         }
