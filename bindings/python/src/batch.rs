@@ -1,16 +1,15 @@
 //! # Batch and commit ticket
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use sheaf::{Batch, Durability, Keyspace};
 
 use crate::input::Input;
 use crate::keyspace::RawKeyspace;
 use crate::options::range;
-use crate::shared::{Shared, refuse_pickle};
+use crate::shared::{Shared, lock, refuse_pickle};
 use crate::wait::CommitWait;
 
 /// Changes that one commit makes.
@@ -25,15 +24,11 @@ pub(crate) struct RawBatch {
 }
 
 impl RawBatch {
-    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Option<Batch>> {
-        self.batch.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Calls `change` with the batch.
     #[inline]
     fn with<T>(&self, py: Python<'_>, change: impl FnOnce(&mut Batch) -> T) -> PyResult<T> {
         let database = self.shared.open(py)?;
-        let mut batch = self.lock(py);
+        let mut batch = lock(py, &self.batch);
         Ok(change(batch.get_or_insert_with(|| database.batch())))
     }
 
@@ -159,7 +154,7 @@ impl RawBatch {
             return Ok(());
         }
         let py = slf.py();
-        let Some(mut moved) = other.get().lock(py).take() else { return Ok(()) };
+        let Some(mut moved) = lock(py, &other.get().batch).take() else { return Ok(()) };
         slf.get().with(py, |batch| {
             batch.append(&mut moved);
         })
@@ -167,19 +162,19 @@ impl RawBatch {
 
     /// Remove all changes and expectations.
     fn clear(&self, py: Python<'_>) {
-        let batch = self.lock(py).take();
+        let batch = lock(py, &self.batch).take();
         drop(batch);
     }
 
     fn __len__(&self, py: Python<'_>) -> usize {
-        self.lock(py).as_ref().map_or(0, Batch::len)
+        lock(py, &self.batch).as_ref().map_or(0, Batch::len)
     }
 
     /// Make all changes as one commit, and return its ticket without waiting for durability. The
     /// batch is empty afterwards, even after an error.
     fn submit(&self, py: Python<'_>) -> PyResult<CommitTicket> {
         let database = self.shared.open(py)?;
-        let batch = self.lock(py).take();
+        let batch = lock(py, &self.batch).take();
         let mut batch = batch.unwrap_or_else(|| database.batch());
         if let Some(durability) = self.durability {
             batch.durability(durability);

@@ -1,16 +1,16 @@
 //! # Bulk load: sorted pairs as a new keyspace, or added to a keyspace
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use pyo3::types::PyDict;
 use sheaf::{BulkLoadOptions, BulkLoadReport, BulkLoader, ConversionProgress};
 
 use crate::database::{RawDatabase, tell};
 use crate::input::Input;
-use crate::shared::{Shared, refuse_pickle};
+use crate::options::keyspace_options;
+use crate::shared::{Shared, lock, refuse_pickle};
 use crate::stats;
 use crate::worker::{self, Caller};
 
@@ -37,12 +37,6 @@ fn with_mode(options: BulkLoadOptions, mode: &str) -> PyResult<BulkLoadOptions> 
     }
 }
 
-impl RawBulkLoader {
-    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Option<BulkLoader>> {
-        self.loader.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Drop for RawBulkLoader {
     fn drop(&mut self) {
         if self.shared.is_forked() {
@@ -65,13 +59,7 @@ impl RawBulkLoader {
         engine: Option<&str>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<RawBulkLoader> {
-        let mut chosen = with_mode(BulkLoadOptions::default(), mode)?;
-        if let Some(engine) = engine {
-            chosen = chosen.engine(engine);
-        }
-        for (option, value) in options.into_iter().flatten() {
-            chosen = chosen.option(&option.extract::<String>()?.replace('_', "-"), value.extract()?);
-        }
+        let chosen = with_mode(keyspace_options(engine, options)?.into(), mode)?;
         let (shared, open) = (Arc::clone(&database.shared), database.shared.open(py)?);
         let begun = py.detach(|| open.bulk_load(name, chosen));
         let loader = begun.map_err(|error| shared.exception(py, &error))?;
@@ -83,7 +71,7 @@ impl RawBulkLoader {
         self.shared.open(py)?;
         let inputs = pairs.iter().map(|(key, value)| Ok((Input::new(key)?, Input::new(value)?)));
         let inputs: Vec<(Input<'_>, Input<'_>)> = inputs.collect::<PyResult<_>>()?;
-        let mut guard = self.lock(py);
+        let mut guard = lock(py, &self.loader);
         let loader = guard.as_mut().ok_or_else(ended)?;
         let pushed = py.detach(|| inputs.iter().try_for_each(|(key, value)| loader.push(&**key, &**value)));
         pushed.map_err(|error| self.shared.exception(py, &error))
@@ -97,7 +85,7 @@ impl RawBulkLoader {
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         self.shared.open(py)?;
-        let (loader, shared) = (self.lock(py).take().ok_or_else(ended)?, Arc::clone(&self.shared));
+        let (loader, shared) = (lock(py, &self.loader).take().ok_or_else(ended)?, Arc::clone(&self.shared));
         let work = move |caller: &Caller<ConversionProgress, sheaf::Result<BulkLoadReport>>| {
             let report = loader.finish_with(|at| caller.report(*at));
             drop(shared);
@@ -114,7 +102,7 @@ impl RawBulkLoader {
         if self.shared.is_forked() {
             return; // another thread of the parent may have held the lock
         }
-        let loader = self.lock(py).take();
+        let loader = lock(py, &self.loader).take();
         py.detach(|| drop(loader));
     }
 

@@ -8,14 +8,13 @@
 //! 1. A group ends after [`GROUP_BYTES`], so a scan of large values holds one of them at a time.
 //! 2. An error is raised after the pairs that were read before it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use sheaf::{Error, Iter};
 
-use crate::shared::{Shared, refuse_pickle};
+use crate::shared::{Shared, lock, refuse_pickle};
 
 const FIRST_GROUP: usize = 4;
 const LARGEST_GROUP: usize = 512;
@@ -152,14 +151,14 @@ impl Scan {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.shared.open(py)?;
-        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(py, &self.state);
         self.next(py, &mut state)
     }
 
     /// Return a list of the next items, at most `count`.
     fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Bound<'py, PyList>> {
         self.shared.open(py)?;
-        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(py, &self.state);
         let items = PyList::empty(py);
         while items.len() < count
             && let Some(item) = self.next(py, &mut state)?
@@ -174,7 +173,7 @@ impl Scan {
         if self.shared.is_forked() {
             return; // another thread of the parent may have held the lock
         }
-        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(py, &self.state);
         let iter = state.iter.take();
         state.lengths.clear();
         state.failure = None;

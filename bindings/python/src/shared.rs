@@ -5,11 +5,12 @@
 //! 1. Each object has its own handles in front of its reference to [`Shared`], so the last handle
 //!    is the one in [`Shared`]. Dropping it closes the database, with the GIL released.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use sheaf::{Database, Error};
 use sheaf_platform::fork::ForkGuard;
 
@@ -71,6 +72,11 @@ impl Drop for Shared {
             py.detach(|| drop(database));
         });
     }
+}
+
+/// Locks a mutex. A thread that waits for it releases the GIL.
+pub(crate) fn lock<'a, T>(py: Python<'_>, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
+    mutex.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the exception that refuses to pickle or copy an object.

@@ -3,16 +3,15 @@
 //! The Python package wraps both in file objects.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use pyo3::types::PyBytes;
 use sheaf::{Durability, ValueReader, ValueWriter};
 
 use crate::input::{Input, fill_buffer};
-use crate::shared::{Shared, refuse_pickle};
+use crate::shared::{Shared, lock, refuse_pickle};
 
 /// Bytes that one call reads with the GIL released.
 const READ_BYTES: usize = 1 << 20;
@@ -23,10 +22,6 @@ pub(crate) struct RawReader {
     reader: Mutex<Option<ValueReader>>,
     len: u64,
     shared: Arc<Shared>,
-}
-
-fn lock<'a, T>(py: Python<'_>, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
-    mutex.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
 }
 
 fn closed() -> PyErr {

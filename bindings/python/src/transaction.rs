@@ -1,9 +1,8 @@
 //! # Transaction: reads and changes that one commit makes if no other commit changed the reads
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use pyo3::types::PyBytes;
 use sheaf::{Durability, Error, Keyspace, Savepoint, Transaction, TransactionIter, Value};
 
@@ -12,7 +11,7 @@ use crate::database::RawDatabase;
 use crate::input::Input;
 use crate::keyspace::RawKeyspace;
 use crate::options::range;
-use crate::shared::{Shared, refuse_pickle};
+use crate::shared::{Shared, lock, refuse_pickle};
 use crate::space::{optional_bytes, optional_pair};
 
 /// Reads of one snapshot, and changes.
@@ -32,7 +31,7 @@ struct State {
 impl RawTransaction {
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, State>> {
         self.shared.open(py)?;
-        Ok(self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
+        Ok(lock(py, &self.state))
     }
 
     fn ended(&self, py: Python<'_>) -> PyErr {
@@ -267,7 +266,7 @@ impl TransactionScan {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>> {
         self.shared.open(py)?;
-        let mut iter = self.iter.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let mut iter = lock(py, &self.iter);
         let pairs: &mut TransactionIter = &mut iter;
         let pair = py.detach(|| if self.is_reverse { pairs.next_back() } else { pairs.next() });
         let pair = pair.transpose().map_err(|error| self.shared.exception(py, &error))?;

@@ -391,6 +391,18 @@ def test_a_bulk_load_adds_sorted_pairs(db: sheaf.Database) -> None:
     assert db.bulk_load("empty", {}).pairs == 0 and not db["empty"]
 
 
+def test_a_bulk_load_has_the_options_of_a_keyspace(db: sheaf.Database) -> None:
+    five = (5).to_bytes(8, "little")
+    db.bulk_load("counters", {b"logins": five}, engine="flat-ordered", merge="add")
+    counters = db["counters"]
+    assert counters.engine == "flat-ordered"
+    counters.merge(b"logins", five)
+    assert int.from_bytes(counters[b"logins"], "little") == 10
+    assert db.bulk_load("pages", {b"home": b"p" * 4000}, compression=1).pairs == 1
+    with pytest.raises(sheaf.InvalidArgumentError):
+        db.bulk_load("broken", {}, merge="subtract")
+
+
 def test_a_bulk_load_that_fails_loads_nothing(db: sheaf.Database) -> None:
     words = db["words"]
     words[b"k"] = b"v"

@@ -26,6 +26,27 @@ pub struct BulkLoadOptions {
     present: PresentPairs,
 }
 
+/// Selects the engine, its options and the merge operator of the keyspace. The keyspace must not
+/// have pairs, until [`BulkLoadOptions::replace`] or [`BulkLoadOptions::keep`] is called.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// use sheaf::{BulkLoadOptions, KeyspaceOptions};
+///
+/// let counters = KeyspaceOptions::default().engine("kreon").merge_operator("add");
+/// db.bulk_load("counters", BulkLoadOptions::from(counters).replace(true))?.finish()?;
+/// let counters = db.open_keyspace("counters")?.expect("it was loaded");
+/// counters.merge("logins", 1_u64.to_le_bytes())?;
+/// assert_eq!(counters.get("logins")?, Some(1_u64.to_le_bytes().into()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl From<KeyspaceOptions> for BulkLoadOptions {
+    fn from(keyspace_options: KeyspaceOptions) -> BulkLoadOptions {
+        BulkLoadOptions { keyspace_options, present: PresentPairs::default() }
+    }
+}
+
 impl BulkLoadOptions {
     /// Sets the engine of the keyspace. Without it, an existing keyspace keeps its engine and a new
     /// one gets [`DEFAULT_ENGINE`].

@@ -285,9 +285,11 @@ class Database:
         mode: Literal["empty", "replace", "keep"] = "empty",
         engine: str | None = None,
         progress: Progress | None = None,
-        **options: int,
+        **options: int | str,
     ) -> _reports.BulkLoadReport:
         """Load pairs with keys in ascending order, as one durable commit.
+
+        ``engine`` and ``options`` are those of :meth:`keyspace`.
 
         ``mode`` decides about a keyspace that exists: ``"empty"`` requires that it has no pairs,
         ``"replace"`` discards them, and ``"keep"`` keeps those with other keys. ``"keep"`` copies the
