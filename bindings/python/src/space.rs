@@ -8,6 +8,7 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView};
 use sheaf::{Error, Keyspace, KeyspaceSnapshot, Value};
+use smallvec::SmallVec;
 
 use crate::input::{Input, view};
 use crate::options::range;
@@ -15,6 +16,9 @@ use crate::scan::{Part, Scan};
 use crate::shared::{Shared, refuse_pickle};
 use crate::stream::RawReader;
 use crate::worker;
+
+/// Longest value in bytes that `get` copies without an allocation of its own.
+const SHORT_VALUE: usize = 512;
 
 pub(crate) type Pair<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
@@ -84,6 +88,20 @@ impl RawSpace {
         let bytes: &[u8] = &input;
         read!(self, py, |keyspace| keyspace.get(bytes))
     }
+
+    /// Returns the value of a key as `bytes`. A short value is copied by way of the stack.
+    #[inline]
+    fn find_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let input = Input::new(key)?;
+        let (bytes, mut value): (&[u8], _) = (&input, SmallVec::<[u8; SHORT_VALUE]>::new());
+        let found =
+            read!(self, py, |keyspace| keyspace.get_with(bytes, |found| value.extend_from_slice(found)))?;
+        Ok(found.map(|()| PyBytes::new(py, &value)))
+    }
 }
 
 #[pymethods]
@@ -96,8 +114,7 @@ impl RawSpace {
         key: &Bound<'py, PyAny>,
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let found = self.find(py, key)?;
-        Ok(found.map(|value| PyBytes::new(py, &value).into_any()).or(default))
+        Ok(self.find_bytes(py, key)?.map(Bound::into_any).or(default))
     }
 
     /// Return the value as a read-only memoryview that keeps it alive, or `None`.
@@ -166,10 +183,7 @@ impl RawSpace {
     }
 
     fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-        match self.find(py, key)? {
-            Some(value) => Ok(PyBytes::new(py, &value)),
-            None => Err(PyKeyError::new_err(key.clone().unbind())),
-        }
+        self.find_bytes(py, key)?.ok_or_else(|| PyKeyError::new_err(key.clone().unbind()))
     }
 
     fn __contains__(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
