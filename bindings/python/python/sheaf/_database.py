@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from . import _reports, _sheaf
 from ._batch import Batch
@@ -296,11 +296,12 @@ class Database:
         whole keyspace, which can be used meanwhile, and calls ``progress(phase, done, total)``. An
         exception in it, in ``pairs``, or for a key out of order ends the load; nothing is loaded then.
         """
+        found: Any = pairs.items() if isinstance(pairs, Mapping) else pairs
         loader = RawBulkLoader(self._raw, name, mode, engine, options or None)
         try:
             chunk: list[tuple[bytes, bytes]] = []
             size = 0
-            for key, value in pairs.items() if isinstance(pairs, Mapping) else pairs:
+            for key, value in found:
                 pair = _frozen(key), _frozen(value)
                 chunk.append(pair)
                 size += len(pair[1])
