@@ -1,6 +1,6 @@
 """Compares sheaf with plyvel and lmdb from PyPI, in one run and in turns.
 
-    python benches/compare.py [--pairs 1000000] [--rounds 5] [--batch 1000] [--engine flex]
+    python benches/compare.py [--pairs 1000000] [--rounds 5] [--batch 1000] [--engine flex] [--only batch,get]
 
 Prints the median of the rounds for each measure in thousand pairs a second, and the median of the
 ratios of each round. The ratio of the CPU counts the time of all threads of the process on a
@@ -8,7 +8,8 @@ processor, so other programs disturb it less. All stores have the same pairs: ke
 random order, values of 100 bytes. No store syncs within a measured call: plyvel and sheaf have
 their default, lmdb `sync=False`.
 
-`batch` fills batches pair by pair. `lists` writes lists of pairs with the fastest call of each
+`batch` fills batches pair by pair. `settled` adds the background work that follows: the flush of
+sheaf, the compactions of LevelDB, and the sync of lmdb. `lists` writes lists of pairs with the fastest call of each
 package: `insert_many`, `putmulti`, and for plyvel again a batch. It writes the same keys with other
 values, so it is a load of updates.
 """
@@ -144,6 +145,9 @@ class Lmdb:
         self.env.close()
 
 
+MEASURES = ("batch", "get", "iterate", "lists")
+
+
 def timed(call: Callable[[], object]) -> tuple[float, float]:
     """Return the seconds that a call takes, and those that all threads were on a processor."""
     begin, cpu = time.perf_counter(), time.process_time()
@@ -166,7 +170,7 @@ def run_round(makers: dict[str, Callable[[str], Any]], args: argparse.Namespace,
     order = list(stores)
     results: dict[tuple[str, str], tuple[float, float]] = {}
     try:
-        for measure in ("batch", "get", "iterate", "lists"):
+        for measure in [name for name in MEASURES if name == "batch" or name in args.only]:
             choice.shuffle(order)
             for name in order:
                 store = stores[name]
@@ -180,7 +184,11 @@ def run_round(makers: dict[str, Callable[[str], Any]], args: argparse.Namespace,
                     call()  # fills the caches
                 results[measure, name] = timed(call)
                 if measure == "batch":
-                    store.rest()
+                    rest = timed(store.rest)
+                    results["settled", name] = (
+                        results["batch", name][0] + rest[0],
+                        results["batch", name][1] + rest[1],
+                    )
     finally:
         for name, store in stores.items():
             store.close()
@@ -194,6 +202,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--engine", default="flex")
+    parser.add_argument("--only", default=",".join(MEASURES), help="measures; `batch` is always one")
     args = parser.parse_args()
     makers: dict[str, Callable[[str], Any]] = {
         "sheaf": lambda path: Sheaf(path, args.engine),
@@ -202,8 +211,8 @@ def main() -> None:
     }
     rounds = [run_round(makers, args, seed) for seed in range(args.rounds)]
     print(f"{args.pairs} pairs, batches of {args.batch}, engine {args.engine}, {args.rounds} rounds")
-    for measure in ("get", "batch", "lists", "iterate"):
-        for name in makers:
+    for measure in ("get", "batch", "settled", "lists", "iterate"):
+        for name in makers if (measure, "sheaf") in rounds[0] else ():
             rates = [args.pairs / found[measure, name][0] / 1000 for found in rounds]
             line = f"{measure:8} {name:7} {statistics.median(rates):8.0f} thousand/s"
             if name != "sheaf":
