@@ -16,6 +16,7 @@ use sheaf_log::types::Seq;
 use sheaf_store::{CommitConflict, CommitOutcome, CommitWrite, Expires, KeyspaceState, RangeReads};
 
 use self::bytes::{BatchBytes, BatchRange};
+use self::merge::MergedEntry;
 use self::resolve::ResolvedBatch;
 use crate::iter::KeyRange;
 use crate::keyspace::{WaitPolicy, read_expected};
@@ -591,19 +592,9 @@ impl Batch {
         writes.extend(expect_ops.into_iter().zip(&expected).map(|(op, state)| CommitWrite::new(state, op)));
         writes.extend(conditions);
         let first_op = writes.len();
-        writes.extend(order.iter().map(|&(entry, state)| {
-            let of_merge = merged.get(&entry);
-            let entry = &self.entries[entry];
-            let (action, expires) = match (&entry.change, of_merge) {
-                (_, Some(merged)) => (Action::Put(&merged.value), merged.expires),
-                (BatchChange::Put(value, expires), None) => (Action::Put(self.bytes.get(*value)), *expires),
-                _ => (Action::Remove, Expires::Default),
-            };
-            CommitWrite {
-                expires,
-                ..CommitWrite::new(&states[state], EngineOp::new(self.key(entry), action))
-            }
-        }));
+        writes.extend(
+            order.iter().map(|&(entry, state)| self.write_of(entry, &states[state], merged.get(&entry))),
+        );
         let listed = match to_list.is_empty() {
             true => None,
             false => match ListedRanges::list(&self.store, states, &to_list) {
@@ -640,6 +631,22 @@ impl Batch {
             Ok(CommitOutcome::Conflict(_)) | Err(Error::KeyspaceNotFound { .. }) => Ok(None),
             Err(other) => Err(other),
         }
+    }
+
+    /// Returns the write of an entry that puts or removes its key, or of a merge with its result.
+    fn write_of<'w>(
+        &'w self,
+        entry: usize,
+        state: &'w Arc<KeyspaceState>,
+        merged: Option<&'w MergedEntry<'_>>,
+    ) -> CommitWrite<'w> {
+        let entry = &self.entries[entry];
+        let (action, expires) = match (&entry.change, merged) {
+            (_, Some(merged)) => (Action::Put(&merged.value), merged.expires),
+            (BatchChange::Put(value, expires), None) => (Action::Put(self.bytes.get(*value)), *expires),
+            _ => (Action::Remove, Expires::Default),
+        };
+        CommitWrite { expires, ..CommitWrite::new(state, EngineOp::new(self.key(entry), action)) }
     }
 
     /// Compares the expectations with the values in `expected`, the keyspace of each. Returns the

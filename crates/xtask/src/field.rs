@@ -11,13 +11,14 @@ use crate::shell::{cargo, project_root, step, target};
 /// Returns a text if a build fails or a figure misses its required value.
 pub(crate) fn field(words: &[String]) -> Result<(), String> {
     step(cargo(&["build", "--locked", "--release", "-p", "sheaf-cli", "-p", "sheaf-field"]))?;
-    step(suite(words))
+    step(suite("release", words))
 }
 
-/// Returns the command that runs the suite, which must be built already.
-pub(crate) fn suite(words: &[String]) -> Command {
-    let mut command = Command::new(target("release").join("sheaf-field"));
-    command.arg("--sheaf").arg(target("release").join("sheaf"));
+/// Returns the command that runs the suite, which must be built already. The programs are in the
+/// folder `profile` of the target directory.
+pub(crate) fn suite(profile: &str, words: &[String]) -> Command {
+    let mut command = Command::new(target(profile).join("sheaf-field"));
+    command.arg("--sheaf").arg(target(profile).join("sheaf"));
     command.arg("--dir").arg(target("field")).args(words).current_dir(project_root());
     command
 }

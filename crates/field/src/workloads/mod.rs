@@ -16,7 +16,7 @@ use sheaf::{Database, Keyspace};
 
 use crate::case::{CaseContext, FieldCase, RunSize, builder};
 use crate::figure::FieldFigure;
-use crate::machine::Periods;
+use crate::machine::{Periods, queued_time};
 
 /// Minimum rate of an old database as a fraction of that of a new one, and of the last period as a
 /// fraction of that of the first.
@@ -57,10 +57,13 @@ fn fill(data: &Keyspace, numbers: impl Iterator<Item = u64>, len: usize) -> shea
 const TENTHS: usize = 10;
 /// Number of parts of a run with counted operations: a part is one second in the full form.
 const PERIODS: u32 = 60;
-/// Number of turns of the old and of the new database.
-const TURNS: u32 = 60;
-/// A turn takes the length of the run divided by this.
-const TURN_DIVISOR: u32 = 1_200;
+/// Number of rounds that compare the old and the new database.
+const ROUNDS: usize = 30;
+/// Number of rounds before these.
+const UNCOUNTED_ROUNDS: usize = 60;
+/// A turn takes the length of the run divided by this: a new database that took its turns in the
+/// uncounted rounds has run for a tenth of that length.
+const TURN_DIVISOR: u32 = (TENTHS * 2 * UNCOUNTED_ROUNDS) as u32;
 
 /// A load with live data of constant size.
 struct SteadyLoad<'l> {
@@ -97,8 +100,11 @@ impl SteadyLoad<'_> {
 
     /// Runs the load and reports its rate. Then compares the database with a new one in turns: both
     /// have the same load on the same machine at the same time, so that other work on the machine
-    /// changes the rates but not their ratio. The old database must reach [`MIN_STEADY_RATE`] of
-    /// the rate of the new one. Returns the old database and the counts of the run.
+    /// changes the rates but not their ratio. A turn just after a turn of the other database is
+    /// slower than the next one, so a round has two turns of each. After [`UNCOUNTED_ROUNDS`] the
+    /// new database has had the load for a tenth of the time, and has flushed data too. In the
+    /// median of the other rounds, the old database must reach [`MIN_STEADY_RATE`] of the rate of
+    /// the new one. Returns the old database and the counts of the run.
     ///
     /// # Errors
     ///
@@ -116,28 +122,31 @@ impl SteadyLoad<'_> {
         FieldFigure::new(format!("{name}: rate in the last tenth"), rates[TENTHS - 1], "/s").report();
         let mut new = self.start(context.dir.join("new"), context)?;
         let turn = Duration::from_secs(self.seconds) / TURN_DIVISOR;
-        let (mut old_steps, mut new_steps) = (Vec::new(), Vec::new());
-        for turns in 0..TURNS {
-            let (first, second) = if turns % 2 == 0 { (&mut old, &mut new) } else { (&mut new, &mut old) };
-            let (one, two) = (self.take_turn(first, turn)?, self.take_turn(second, turn)?);
-            let (of_old, of_new) = if turns % 2 == 0 { (one, two) } else { (two, one) };
-            old_steps.push(of_old);
-            new_steps.push(of_new);
+        let mut ratios = Vec::new();
+        for _ in 0..UNCOUNTED_ROUNDS + ROUNDS {
+            let mut of_old = self.take_turn(&mut old, turn)?;
+            let of_new = self.take_turn(&mut new, turn)? + self.take_turn(&mut new, turn)?;
+            of_old += self.take_turn(&mut old, turn)?;
+            ratios.push(of_old / of_new);
         }
         new.close()?;
-        let ratio = median(&old_steps) / median(&new_steps).max(1.0);
+        let ratio = median(&ratios[UNCOUNTED_ROUNDS..]);
         let steadiness = FieldFigure::new(format!("{name}: rate, old / new database"), ratio, "x");
         steadiness.at_least(MIN_STEADY_RATE).slack(2.0).report();
         Ok((old, counted))
     }
 
-    /// Returns the number of steps that fit into `length`.
+    /// Performs steps for `length`. Returns the number of steps for each second in which this
+    /// thread did not wait for a processor: in one turn other programs may take the processor more
+    /// often than in the next one.
     fn take_turn(&self, on: &mut SteadyDatabase, length: Duration) -> sheaf::Result<f64> {
-        let (began, before) = (Instant::now(), on.steps);
-        while began.elapsed() < length {
+        let (began, queued_before, before) = (Instant::now(), queued_time(), on.steps);
+        while began.elapsed() < length || on.steps == before {
             self.step(on)?;
         }
-        Ok((on.steps - before) as f64)
+        let queued = queued_time().saturating_sub(queued_before);
+        let unqueued = began.elapsed().saturating_sub(queued).as_secs_f64();
+        Ok((on.steps - before) as f64 / unqueued.max(f64::MIN_POSITIVE))
     }
 }
 

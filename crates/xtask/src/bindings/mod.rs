@@ -120,8 +120,13 @@ pub(crate) fn bindings(words: &[String]) -> Result<(), String> {
         header.env("SHEAF_UPDATE_HEADER", "1");
         return step(header);
     }
-    let packages = ["-p", "sheaf-ffi", "-p", "sheaf-ffi-leveldb"];
-    step(cargo(&[&["build", "--locked", "--profile", &words.profile], &packages[..]].concat()))?;
+    let mut build = cargo(&["build", "--locked", "--profile", &words.profile]);
+    build.args(["-p", "sheaf-ffi", "-p", "sheaf-ffi-leveldb"]);
+    if words.profile == "test" {
+        // With these packages cargo chooses the features of the tests, and builds no crate again.
+        build.args(["-p", "sheaf-testkit", "-p", "sheaf-cli"]);
+    }
+    step(build)?;
     if let Some(prefix) = &words.install {
         return install::install(&toolchain.libraries, prefix);
     }
