@@ -63,7 +63,7 @@ const ROUNDS: usize = 30;
 const UNCOUNTED_ROUNDS: usize = 60;
 /// A turn takes the length of the run divided by this: a new database that took its turns in the
 /// uncounted rounds has run for a tenth of that length.
-const TURN_DIVISOR: u32 = (TENTHS * 2 * UNCOUNTED_ROUNDS) as u32;
+const TURN_DIVISOR: u32 = 1_200;
 
 /// A load with live data of constant size.
 struct SteadyLoad<'l> {
