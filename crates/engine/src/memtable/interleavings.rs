@@ -91,18 +91,26 @@ fn added_keys_are_found_during_a_rebuild() {
     explore(500, || grow(15, 18));
 }
 
-/// Two threads add `each` keys while another thread scans.
-fn grow_by_two(from: u64, each: u64) {
+/// Two threads add `each` keys while another thread scans. If the tree is final, each thread
+/// prefetches the leaves of all its keys before it adds the first one.
+fn grow_by_two(from: u64, each: u64, is_final: bool) {
     let memtable = filled(from);
+    if is_final {
+        memtable.table.make_order_final();
+    }
     // Number of keys of each writer that were added.
     let done: Arc<[AtomicU64; 2]> = Arc::default();
     let number = move |writer: u64, i: u64| from + 2 * i + writer;
     let writers = [0, 1].map(|writer| {
         let (memtable, done) = (Arc::clone(&memtable), Arc::clone(&done));
         thread::spawn(move || {
-            for i in 0..each {
+            let numbers: Vec<u64> = (0..each).map(|i| number(writer, i)).collect();
+            let guard = &epoch::pin();
+            let leaf_of = |n: &u64| memtable.table.prefetch_to_add(hash(*n), &key(*n), guard);
+            let leaves: Vec<_> = numbers.iter().map(leaf_of).collect();
+            for (i, (n, leaf)) in (0..each).zip(numbers.into_iter().zip(leaves)) {
                 // The later one of two commits may be applied first.
-                add(&memtable, number(writer, i));
+                memtable.table.add_to(leaf, hash(n), &key(n), (n + 1, Seq(n + 1)), guard);
                 done[usize::from(writer == 1)].store(i + 1, Ordering::SeqCst);
             }
         })
@@ -135,17 +143,22 @@ fn grow_by_two(from: u64, each: u64) {
 
 #[test]
 fn keys_of_two_writers_are_found_during_the_split_of_the_only_leaf() {
-    explore(2000, || grow_by_two(3, 2));
+    explore(2000, || grow_by_two(3, 2, false));
 }
 
 #[test]
 fn keys_of_two_writers_are_found_during_the_growth_of_the_root() {
-    explore(1000, || grow_by_two(10, 3));
+    explore(1000, || grow_by_two(10, 3, false));
 }
 
 #[test]
 fn keys_of_two_writers_are_found_during_a_rebuild() {
-    explore(1000, || grow_by_two(14, 2));
+    explore(1000, || grow_by_two(14, 2, false));
+}
+
+#[test]
+fn keys_of_two_writers_are_found_if_their_leaves_were_prefetched_before_a_split() {
+    explore(2000, || grow_by_two(5, 3, true));
 }
 
 #[test]

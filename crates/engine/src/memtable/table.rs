@@ -494,6 +494,12 @@ impl<const LINK: usize> KeyTable<LINK> {
         self.add_to(0, hash, key, (word, seq), guard)
     }
 
+    /// Ends the rebuilds of the order, which a large memtable does not need any more.
+    #[cfg(shuttle)]
+    pub fn make_order_final(&self) {
+        self.order.make_final();
+    }
+
     /// Like [`KeyTable::add`], with the leaf that [`KeyTable::prefetch_to_add`] returned.
     pub fn add_to(
         &self,

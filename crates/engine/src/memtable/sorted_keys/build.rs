@@ -65,6 +65,13 @@ impl SortedKeys {
         }
     }
 
+    /// Marks the tree final with any number of keys.
+    #[cfg(shuttle)]
+    pub fn make_final(&self) {
+        let _alone = self.counts.gate.write();
+        self.is_final.store(true, Ordering::Release);
+    }
+
     fn rebuild<K: KeySource>(&self, arena: &MemtableArena, keys: &K, guard: &Guard) {
         let mut records = Vec::new();
         self.ascend(arena, keys, Bound::Unbounded, usize::MAX, guard, &mut records);
