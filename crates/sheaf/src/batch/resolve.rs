@@ -4,56 +4,18 @@
 //! with the key. Takes O((keys + ranges) × log(ranges)) time.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::mem;
 use std::sync::Arc;
 
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use sheaf_log::types::KeyspaceId;
 use sheaf_store::KeyspaceState;
 
 use super::last_removals::LastRemovals;
 use super::{Batch, BatchChange};
 use crate::{Keyspace, Result};
-
-/// Hash table of keys that are stored elsewhere: eight bytes for each slot.
-struct SeenKeys {
-    /// Upper half of the hash, and the number of the key plus one; 0 if the slot is free. Less than
-    /// half of the slots are in use.
-    slots: Vec<u64>,
-    hasher: RandomState,
-}
-
-impl SeenKeys {
-    /// Returns a table with room for `keys` keys.
-    fn new(keys: usize) -> SeenKeys {
-        SeenKeys { slots: vec![0; (2 * keys + 1).next_power_of_two()], hasher: RandomState::new() }
-    }
-
-    /// Returns the number of `key`. If it is not present, adds it with the number `new` and returns
-    /// `None`. `key_of` returns the key of a number.
-    fn find_or_add<K: Hash + Eq>(
-        &mut self,
-        key: &K,
-        new: usize,
-        key_of: impl Fn(usize) -> K,
-    ) -> Option<usize> {
-        const NUMBER: u64 = u32::MAX as u64;
-        let hash = self.hasher.hash_one(key);
-        let mask = self.slots.len() - 1;
-        let mut slot = usize::try_from(hash & NUMBER).unwrap_or(0) & mask;
-        loop {
-            let seen = self.slots[slot];
-            let Some(number) = usize::try_from(seen & NUMBER).unwrap_or(0).checked_sub(1) else {
-                self.slots[slot] = hash & !NUMBER | (new as u64 + 1);
-                return None;
-            };
-            if (seen ^ hash) & !NUMBER == 0 && key_of(number) == *key {
-                return Some(number);
-            }
-            slot = (slot + 1) & mask;
-        }
-    }
-}
 
 /// Operations of a batch that count, and the keyspaces that they change.
 pub(super) struct ResolvedBatch<'b> {
@@ -88,18 +50,23 @@ impl Batch {
         };
         let positions = self.positions(&mut resolved.states)?;
         let ids: Vec<KeyspaceId> = resolved.states.iter().map(|state| state.id()).collect();
-        let mut seen = SeenKeys::new(self.entries.len());
+        // Positions in `order`. A map would have a copy of each key's address, length and keyspace.
+        let mut seen: HashTable<usize> = HashTable::with_capacity(self.entries.len());
+        let hasher = RandomState::new();
         for (index, entry) in self.entries.iter().enumerate() {
             let position = positions[entry.keyspace];
             if let BatchChange::RemoveRange(_) = &entry.change {
                 resolved.ranges.push((index, position));
                 continue;
             }
-            let key_of = |entry: usize, state: usize| (ids[state], self.key(&self.entries[entry]));
-            let known = |at: usize| key_of(resolved.order[at].0, resolved.order[at].1);
-            let before = match seen.find_or_add(&key_of(index, position), resolved.order.len(), known) {
-                Some(at) => Some(mem::replace(&mut resolved.order[at].0, index)),
-                None => {
+            let key_of = |(entry, state): (usize, usize)| (ids[state], self.key(&self.entries[entry]));
+            let (key, order) = (key_of((index, position)), &resolved.order);
+            let is_same = |at: &usize| key_of(order[*at]) == key;
+            let hash_of = |at: &usize| hasher.hash_one(key_of(order[*at]));
+            let before = match seen.entry(hasher.hash_one(key), is_same, hash_of) {
+                Entry::Occupied(at) => Some(mem::replace(&mut resolved.order[*at.get()].0, index)),
+                Entry::Vacant(free) => {
+                    free.insert(order.len());
                     resolved.order.push((index, position));
                     None
                 }
@@ -145,26 +112,5 @@ impl Batch {
             removal.is_none_or(|removal| removal < entry)
         });
         resolved.order = order;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_that_was_added_is_found_with_its_number() {
-        let keys: Vec<(u32, String)> = (0..5000).map(|i| (i % 3, format!("{}", i % 1700))).collect();
-        let mut seen = SeenKeys::new(keys.len());
-        let (mut numbers, mut added) = (HashMap::new(), Vec::new());
-        for key in &keys {
-            let found = seen.find_or_add(&key, added.len(), |number: usize| added[number]);
-            assert_eq!(found, numbers.get(key).copied());
-            if found.is_none() {
-                numbers.insert(key.clone(), added.len());
-                added.push(key);
-            }
-        }
-        assert_eq!(added.len(), numbers.len());
     }
 }
