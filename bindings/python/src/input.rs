@@ -6,8 +6,11 @@
 //!
 //! 1. A borrowed input is a `bytes` object. Its bytes never change, and the caller of the method
 //!    holds a reference to it, so other threads may run while the library reads it.
-//! 2. The bytes of any other buffer are copied while the GIL is held: another thread could change
-//!    them later.
+//! 2. The bytes of any other buffer are copied in a critical section of its object: another thread
+//!    could change them later. With the GIL no other thread runs Python code during the copy.
+//!    Without it, methods of the object itself wait, for example those of a `bytearray`. A change
+//!    that does not take the lock of this object, for example by way of a second `memoryview`,
+//!    races with the copy, as in other extension modules.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Deref;
@@ -15,6 +18,7 @@ use std::ops::Deref;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyBytes, PyMemoryView};
 use sheaf::{Error, MAX_VALUE, Value};
 
@@ -70,9 +74,11 @@ fn copy(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
             let (object, got, max) = ("value", len as u64, MAX_VALUE as u64);
             Err(Error::TooLarge { object, got, max })
         }
-        // SAFETY: PyBUF_SIMPLE guarantees `len` readable bytes at `buf` until the release below. No
-        // Python code runs before that.
-        _ => Ok(unsafe { std::slice::from_raw_parts(view.buf.cast::<u8>(), len) }.to_vec()),
+        _ => Ok(with_critical_section(object, || {
+            // SAFETY: PyBUF_SIMPLE guarantees `len` readable bytes at `buf` until the release
+            // below. They do not change before (I2).
+            unsafe { std::slice::from_raw_parts(view.buf.cast::<u8>(), len) }.to_vec()
+        })),
     };
     // SAFETY: `view` was filled above and is released once.
     unsafe { ffi::PyBuffer_Release(&mut view) };
@@ -91,9 +97,11 @@ pub(crate) fn fill_buffer<T>(object: &Bound<'_, PyAny>, fill: impl FnOnce(&mut [
     let len = usize::try_from(view.len).unwrap_or(0);
     let result = match len {
         0 => fill(&mut []),
-        // SAFETY: PyBUF_WRITABLE guarantees `len` writable bytes at `buf` until the release below.
-        // The GIL is held, so that no other Python code uses them.
-        _ => fill(unsafe { std::slice::from_raw_parts_mut(view.buf.cast::<u8>(), len) }),
+        _ => with_critical_section(object, || {
+            // SAFETY: PyBUF_WRITABLE guarantees `len` writable bytes at `buf` until the release
+            // below. No other Python code uses them before (I2).
+            fill(unsafe { std::slice::from_raw_parts_mut(view.buf.cast::<u8>(), len) })
+        }),
     };
     // SAFETY: `view` was filled above and is released once.
     unsafe { ffi::PyBuffer_Release(&mut view) };
