@@ -1,8 +1,13 @@
 /* Bad input: NULL, wrong sizes, closed handles, failing callbacks, handles in use. Each case must
  * return an error code, and none may end the process. */
 
+#define _GNU_SOURCE /* MAP_NORESERVE */
+
 #include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 
 #include "check.h"
 
@@ -182,6 +187,89 @@ static void test_threads(sheaf_db *db, sheaf_keyspace *users) {
   sheaf_batch_free(shared.batch);
 }
 
+/* A value of 100 MiB is stored; one of 4 GiB is refused before it is read. */
+static void test_huge(sheaf_keyspace *users) {
+  size_t size = 100u << 20, longest = (size_t)1 << 32;
+  char *bytes = malloc(size);
+  CHECK(bytes != NULL);
+  memset(bytes, 'h', size);
+  sheaf_value *value;
+  OK(sheaf_insert(users, sheaf_str("huge"), sheaf_bytes_of(bytes, size), &error));
+  OK(sheaf_get(users, sheaf_str("huge"), &value, &error));
+  sheaf_bytes found = sheaf_value_bytes(value);
+  CHECK(found.size == size && memcmp(found.data, bytes, size) == 0);
+  sheaf_value_free(value);
+  OK(sheaf_remove(users, sheaf_str("huge"), &error));
+  free(bytes);
+  void *empty = mmap(NULL, longest, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(empty != MAP_FAILED);
+  EXPECT(SHEAF_TOO_LARGE, sheaf_insert(users, sheaf_str("huge"), sheaf_bytes_of(empty, longest), &error));
+  CHECK(munmap(empty, longest) == 0);
+}
+
+static volatile sig_atomic_t signals;
+
+static void count_signal(int number) {
+  (void)number;
+  signals = signals + 1;
+}
+
+/* Signals interrupt system calls, which the library repeats. */
+static void test_signals(sheaf_db *db, sheaf_keyspace *users, const char *directory) {
+  char *backup = path_in(directory, "interrupted");
+  struct sigaction action = {.sa_handler = count_signal}; /* without SA_RESTART */
+  struct itimerval often = {{0, 500}, {0, 500}}, never = {{0, 0}, {0, 0}};
+  sheaf_ticket *ticket;
+  CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+  for (int turn = 0; turn < 20 || signals < 20; turn++) {
+    OK(sheaf_submit_insert(users, sheaf_str("there"), sheaf_str("value"), SHEAF_DURABILITY_SYNC, &ticket, &error));
+    OK(sheaf_ticket_wait(ticket, &error));
+    sheaf_ticket_free(ticket);
+  }
+  OK(sheaf_db_backup(db, sheaf_str(backup), NULL, true, 0, NULL, NULL, NULL, &error));
+  OK(sheaf_db_quiesce(db, &error));
+  CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
+  free(backup);
+}
+
+/* Iterates until the database is closed. */
+static void *iterate(void *context) {
+  sheaf_code code = SHEAF_OK;
+  sheaf_iter *iter;
+  while (code == SHEAF_OK) {
+    code = sheaf_range(context, NULL, NULL, &iter, NULL);
+    while (code == SHEAF_OK) {
+      code = sheaf_iter_next(iter, NULL, NULL, NULL);
+    }
+    sheaf_iter_free(iter);
+    code = code == SHEAF_NOT_FOUND ? SHEAF_OK : code;
+  }
+  CHECK(code == SHEAF_CLOSED);
+  return NULL;
+}
+
+static void test_close_during_iteration(const char *directory) {
+  char *path = path_in(directory, "iterated");
+  sheaf_db *db;
+  sheaf_keyspace *users;
+  pthread_t threads[2];
+  OK(sheaf_open(sheaf_str(path), NULL, &db, &error));
+  OK(sheaf_db_keyspace(db, sheaf_str("users"), NULL, &users, &error));
+  for (int index = 0; index < 2000; index++) {
+    OK(sheaf_insert(users, sheaf_bytes_of(&index, sizeof index), sheaf_str("value"), &error));
+  }
+  for (int i = 0; i < 2; i++) {
+    CHECK(pthread_create(&threads[i], NULL, iterate, users) == 0);
+  }
+  OK(sheaf_db_close(db, &error));
+  for (int i = 0; i < 2; i++) {
+    CHECK(pthread_join(threads[i], NULL) == 0);
+  }
+  sheaf_keyspace_free(users);
+  sheaf_db_free(db);
+  free(path);
+}
+
 /* Uses every kind of handle after the database was closed. */
 static void test_closed(sheaf_db *db, sheaf_keyspace *users) {
   sheaf_iter *iter, *unused;
@@ -232,20 +320,27 @@ int main(int argc, char **argv) {
   char *path = path_in(argv[1], "bytes \xff\xfe.db"); /* not UTF-8 */
   char *foreign = path_in(argv[1], "foreign");
   char *file = path_in(foreign, "notes.txt");
+  char *mixed = path_in(argv[1], "bytes");
+  char *odd = path_in(mixed, "\xff"); /* a foreign name that is not UTF-8 */
   sheaf_db *db;
   sheaf_keyspace *users;
   OK(sheaf_open(sheaf_str(path), NULL, &db, &error));
   CHECK(mkdir(foreign, 0700) == 0 && fclose(fopen(file, "w")) == 0);
   EXPECT(SHEAF_NOT_A_DATABASE, sheaf_open(sheaf_str(foreign), NULL, (sheaf_db *[]){NULL}, &error));
+  CHECK(mkdir(mixed, 0700) == 0 && fclose(fopen(odd, "w")) == 0);
+  EXPECT(SHEAF_NOT_A_DATABASE, sheaf_open(sheaf_str(mixed), NULL, (sheaf_db *[]){NULL}, &error));
   OK(sheaf_db_keyspace(db, sheaf_str("users"), NULL, &users, &error));
   OK(sheaf_insert(users, sheaf_str("there"), sheaf_str("value"), &error));
   test_null(path, users, db);
   test_sizes(db, users);
   test_callbacks(db, users, argv[1]);
   test_threads(db, users);
+  test_huge(users);
+  test_signals(db, users, argv[1]);
+  test_close_during_iteration(argv[1]);
   test_closed(db, users);
   sheaf_keyspace_free(users);
   sheaf_db_free(db);
-  free(path), free(foreign), free(file);
+  free(path), free(foreign), free(file), free(mixed), free(odd);
   return 0;
 }
