@@ -125,8 +125,8 @@ fn parse_manifest(manifest: &str) -> (String, BTreeSet<String>) {
     (package, dependencies)
 }
 
-/// Returns the types that a file defines outside of functions and of modules for tests: name,
-/// whether it is public, and line.
+/// Returns the types that a file defines outside of modules for tests: name, whether it is public,
+/// and line.
 fn defined_types(text: &str) -> Vec<(String, bool, usize)> {
     let code = source::read(text).code;
     let tests = code.windows(2).position(|pair| {

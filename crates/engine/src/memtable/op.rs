@@ -1,7 +1,7 @@
 //! # Memtable operations: preparation of a commit and its validation
 //!
-//! `prepare` stores its findings in the operation. `is_current` and `apply` read them
-//! while the commit holds the stripe of the key. Other keys of the memtable may change at any time.
+//! `prepare` stores its findings in the operation. `is_current` and `apply` read them while the
+//! commit holds the stripe of the key. Other keys of the memtable may change at any time.
 
 use super::arena::{ArenaOffset, high, low};
 use super::{KeyPlace, Memtable, VersionWord};

@@ -23,8 +23,9 @@ use crate::memtable::arena::{ArenaOffset, MemtableArena};
 const CACHE_LINE: usize = 64;
 
 impl SortedKeys {
-    /// Prefetches the leaf for a key that will be added, and returns it. Returns 0 if the tree is
-    /// small, or if another thread changes it.
+    /// Prefetches the leaf for a key that will be added, and returns it. Does not read the leaf, as
+    /// other descents do, because that would wait for its memory. Returns 0 if the tree is small,
+    /// or if another thread changes it.
     pub fn prefetch_leaf<K: KeySource>(
         &self,
         arena: &MemtableArena,

@@ -5,7 +5,7 @@
 use super::{BugEffect, SeededBug, SourceEdit, conformance_test, database_test};
 
 const GROUPS: &str = "crates/sheaf/src/merge/groups.rs";
-const BATCH: &str = "crates/sheaf/src/batch.rs";
+const BATCH: &str = "crates/sheaf/src/batch/commit.rs";
 const BATCH_MERGE: &str = "crates/sheaf/src/batch/merge.rs";
 
 pub(super) const BUGS: &[SeededBug] = &[
