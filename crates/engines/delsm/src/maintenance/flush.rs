@@ -53,7 +53,7 @@ impl<'m> FlushInputs<'m> {
     /// remove from tables.
     fn new(frozen: &'m [Arc<Memtable>], removed: Option<RemovedKeys<'m>>, guard: &Guard) -> FlushInputs<'m> {
         let input = |memtable: &'m Arc<Memtable>| {
-            MemtableInput::new(memtable, Bound::Unbounded, Direction::Forward, guard)
+            MemtableInput::new(memtable, Bound::Unbounded, Direction::Forward, usize::MAX, guard)
         };
         let inputs: Vec<MemtableInput<'m>> = frozen.iter().rev().map(input).collect();
         let heads = MergeHeads::new(inputs.iter().map(MemtableInput::peek), Direction::Forward);

@@ -34,9 +34,9 @@ use crate::read::merge_inputs::{
 };
 use crate::tree::{DelsmState, Table};
 
-/// Number of rows of the first batch. Each later batch has twice as many, up to [`MAX_ROWS`], or
-/// [`MAX_KEY_ROWS`] without values. Large batches pay, because each input reads its block again at
-/// the start of a batch.
+/// Number of rows of the first batch, if the caller does not expect another number. Each later
+/// batch has twice as many, up to [`MAX_ROWS`], or [`MAX_KEY_ROWS`] without values. Large batches
+/// pay, because each input reads its block again at the start of a batch.
 const FIRST_ROWS: usize = 16;
 const MAX_ROWS: usize = 512;
 const MAX_KEY_ROWS: usize = 4096;
@@ -193,9 +193,24 @@ impl RowBatch {
             // Avoided if possible: other scans write the same cache line.
             engine.removed_keys_skipped.fetch_add(passed, Ordering::Relaxed);
         }
-        self.limit =
-            (self.limit * 2).min(if self.projection == Projection::Keys { MAX_KEY_ROWS } else { MAX_ROWS });
+        self.raise_limit();
         Ok(())
+    }
+
+    /// Sets the number of rows of the batch after the present one.
+    fn raise_limit(&mut self) {
+        self.limit = (self.limit * 2).clamp(FIRST_ROWS, self.max_limit());
+    }
+
+    /// Returns the maximum number of rows of a batch.
+    fn max_limit(&self) -> usize {
+        if self.projection == Projection::Keys { MAX_KEY_ROWS } else { MAX_ROWS }
+    }
+
+    /// Limits the next batch to `pairs` rows. The rows behind these may be in another block, which
+    /// is then not decoded.
+    fn expect_pairs(&mut self, pairs: usize) {
+        self.limit = pairs.clamp(1, self.max_limit());
     }
 
     /// Moves the start behind a removed range. Returns false if no key is left then.
@@ -229,7 +244,8 @@ impl RowBatch {
         }
         let ranges = (state.memtables.has_ranges().then_some(&state.memtables), self.at);
         let mut run = PassedRun::new(&self.from, direction);
-        let mut merge_inputs = merge_inputs_of(state, borrow_bound(&self.from), direction, guard);
+        let from = borrow_bound(&self.from);
+        let mut merge_inputs = merge_inputs_of(state, from, direction, self.limit, guard);
         let mut merge_heads = merge_heads_of(&merge_inputs, direction);
         let (mut with, mut bytes, mut dead) = (Vec::new(), 0, 0);
         while let Some(key) = merge_heads.next_key(|merge_input| merge_inputs[merge_input].peek(), &mut with)
@@ -465,16 +481,20 @@ fn replace(value: &mut Vec<u8>) -> impl FnMut(&[u8]) {
     }
 }
 
-/// Returns inputs for all parts of a state, the newest first.
+/// Returns inputs for all parts of a state, the newest first. `rows` keys will probably be read.
 fn merge_inputs_of<'s>(
     state: &'s DelsmState,
     from: Bound<&[u8]>,
     direction: Direction,
+    rows: usize,
     guard: &Guard,
 ) -> Vec<MergeInput<'s>> {
     let mut merge_inputs: Vec<MergeInput<'s>> = Vec::new();
     merge_inputs.extend(
-        state.memtables.iter().map(|m| MergeInput::Memtable(MemtableInput::new(m, from, direction, guard))),
+        state
+            .memtables
+            .iter()
+            .map(|m| MergeInput::Memtable(MemtableInput::new(m, from, direction, rows, guard))),
     );
     for table in &state.version.levels[0] {
         merge_inputs.push(MergeInput::Tables(TableInput::new(vec![Arc::clone(table)], from, direction)));
@@ -543,6 +563,10 @@ impl Cursor for DelsmCursor<'_> {
         self.advance(Direction::Backward)
     }
 
+    fn expect_pairs(&mut self, pairs: usize) {
+        self.batch.expect_pairs(pairs);
+    }
+
     fn key(&self) -> &[u8] {
         &self.batch.keys[self.key.clone()]
     }
@@ -583,5 +607,34 @@ impl DelsmEngine {
             passed += batch.removed_skipped;
         }
         passed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_batch_has_the_expected_rows_and_later_ones_grow() {
+        let batch = |projection| RowBatch::new(Seq::LATEST, Bounds::all(), projection, Direction::Forward);
+        let limits = |mut batch: RowBatch| -> Vec<usize> {
+            let limits = std::iter::repeat_with(|| {
+                let limit = batch.limit;
+                batch.raise_limit();
+                limit
+            });
+            limits.take(10).collect()
+        };
+        let doubled = [16, 32, 64, 128, 256, 512];
+        assert_eq!(limits(batch(Projection::Pairs))[..6], doubled);
+        assert_eq!(limits(batch(Projection::Pairs))[6..], [MAX_ROWS; 4]);
+        assert_eq!(limits(batch(Projection::Keys))[8..], [MAX_KEY_ROWS; 2]);
+        for (expected, first) in [(0, 1), (1, 1), (40, 40), (100_000, MAX_ROWS)] {
+            let mut batch = batch(Projection::Pairs);
+            batch.expect_pairs(expected);
+            let limits = limits(batch);
+            assert_eq!(limits[0], first);
+            assert_eq!(limits[1], (first * 2).clamp(FIRST_ROWS, MAX_ROWS));
+        }
     }
 }

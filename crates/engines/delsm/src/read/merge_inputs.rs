@@ -17,8 +17,10 @@ use sheaf_platform::sync::epoch::Guard;
 use crate::files::list::{BlockEntries, ListEntry, ValueRef};
 use crate::tree::Table;
 
-/// Number of entries fetched from a memtable at a time.
+/// Number of entries fetched from a memtable at a time. The first time, it is the number that a
+/// reader expects, and at least the second of these.
 const MEMTABLE_BATCH: usize = 64;
+const MIN_MEMTABLE_BATCH: usize = 4;
 
 /// Direction of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,16 +290,22 @@ pub(crate) struct MemtableInput<'m> {
     direction: Direction,
     places: Vec<ArenaOffset>,
     next: usize,
+    /// Number of entries that were asked for when `places` was filled.
+    batch: usize,
 }
 
 impl<'m> MemtableInput<'m> {
+    /// Returns an input from the first key beyond `from` on. The reader will probably read `pairs`
+    /// keys.
     pub(crate) fn new(
         memtable: &'m Memtable,
         from: Bound<&[u8]>,
         direction: Direction,
+        pairs: usize,
         guard: &Guard,
     ) -> MemtableInput<'m> {
-        let mut merge_input = MemtableInput { memtable, direction, places: Vec::new(), next: 0 };
+        let batch = pairs.clamp(MIN_MEMTABLE_BATCH, MEMTABLE_BATCH);
+        let mut merge_input = MemtableInput { memtable, direction, places: Vec::new(), next: 0, batch };
         merge_input.fetch_places(from, guard);
         merge_input
     }
@@ -306,8 +314,8 @@ impl<'m> MemtableInput<'m> {
         self.places.clear();
         self.next = 0;
         match self.direction {
-            Direction::Forward => self.memtable.ascend(from, MEMTABLE_BATCH, guard, &mut self.places),
-            Direction::Backward => self.memtable.descend(from, MEMTABLE_BATCH, guard, &mut self.places),
+            Direction::Forward => self.memtable.ascend(from, self.batch, guard, &mut self.places),
+            Direction::Backward => self.memtable.descend(from, self.batch, guard, &mut self.places),
         }
     }
 
@@ -323,7 +331,8 @@ impl<'m> MemtableInput<'m> {
     pub(crate) fn take(&mut self, guard: &Guard) -> Option<sheaf_engine::memtable::MemtableEntry<'m>> {
         let entry = self.memtable.entry(*self.places.get(self.next)?);
         self.next += 1;
-        if self.next == self.places.len() && self.next == MEMTABLE_BATCH {
+        if self.next == self.places.len() && self.next == self.batch {
+            self.batch = MEMTABLE_BATCH;
             self.fetch_places(Bound::Excluded(entry.key()), guard);
         }
         Some(entry)
