@@ -41,25 +41,38 @@ const MACHINES: [Machine; 3] = [
 /// Crates that read and write the formats; their unit tests run.
 const CRATES: [&str; 2] = ["sheaf-log", "sheaf-engine"];
 
+/// Option that runs the suites of all engines too.
+const SUITES: &str = "--suites";
+/// Suites that run with this option. The others start programs, or have deadlines.
+const EMULATED_SUITES: [&str; 2] = ["conformance::", "model::"];
+
 /// Runs the golden databases and the unit tests of the formats on the other processors, or on
-/// those in `words`.
+/// those in `words`. With `--suites` it also runs [`EMULATED_SUITES`].
 ///
 /// # Errors
 ///
 /// Returns a text if a target is unknown, if a tool is missing, or if a test fails.
 pub(crate) fn emulate(words: &[String]) -> Result<(), String> {
-    for name in words {
-        if !MACHINES.iter().any(|machine| machine.target == name) {
+    let targets: Vec<&String> = words.iter().filter(|word| *word != SUITES).collect();
+    for name in &targets {
+        if !MACHINES.iter().any(|machine| machine.target == *name) {
             let known = MACHINES.map(|machine| machine.target).join(", ");
             return Err(format!("no target {name}: {known}"));
         }
     }
-    let is_chosen = |machine: &&Machine| words.is_empty() || words.iter().any(|name| name == machine.target);
+    let has_suites = targets.len() < words.len();
+    let is_chosen =
+        |machine: &&Machine| targets.is_empty() || targets.iter().any(|name| *name == machine.target);
     for machine in MACHINES.iter().filter(is_chosen) {
         machine.check_tools()?;
-        step(machine.tests(&["-p", "sheaf-testkit", "--test", "golden"]))?;
+        step(machine.tests(&["-p", "sheaf-testkit", "--test", "golden"], "0"))?;
         let crates: Vec<&str> = CRATES.iter().flat_map(|name| ["-p", name]).collect();
-        step(machine.tests(&[&crates[..], &["--lib"]].concat()))?;
+        step(machine.tests(&[&crates[..], &["--lib"]].concat(), "0"))?;
+        if has_suites {
+            let suites = ["-p", "sheaf-testkit", "--test", "suites", "--"];
+            // These tests take far longer than an optimized build.
+            step(machine.tests(&[&suites[..], &EMULATED_SUITES].concat(), "2"))?;
+        }
     }
     Ok(())
 }
@@ -77,9 +90,8 @@ impl Machine {
         }
     }
 
-    /// Returns the command that builds and runs tests. Optimization and debug information would
-    /// take longer than the tests.
-    fn tests(&self, selection: &[&str]) -> Command {
+    /// Returns the command that builds tests with this level of optimization, and runs them.
+    fn tests(&self, selection: &[&str], opt_level: &str) -> Command {
         let mut command = cargo(&["test", "--locked", "--target", self.target]);
         command.args(selection);
         let variable = |part: &str| {
@@ -92,7 +104,7 @@ impl Machine {
         if let Some(emulator) = self.emulator {
             command.env(variable("RUNNER"), emulator);
         }
-        command.env("CARGO_PROFILE_TEST_OPT_LEVEL", "0").env("CARGO_PROFILE_TEST_DEBUG", "0");
+        command.env("CARGO_PROFILE_TEST_OPT_LEVEL", opt_level).env("CARGO_PROFILE_TEST_DEBUG", "0");
         command.env("CARGO_TARGET_DIR", target("emulate"));
         command
     }
@@ -113,6 +125,10 @@ mod tests {
     fn every_machine_is_a_target_of_the_cross_checks() {
         assert!(MACHINES.iter().all(|machine| TARGETS.contains(&machine.target)));
         assert!(is_installed("cargo") && !is_installed("no-such-program"));
-        assert!(emulate(&["no-such-target".to_owned()]).unwrap_err().contains("no target no-such-target"));
+        assert!(
+            emulate(&[SUITES.to_owned(), "no-such-target".to_owned()])
+                .unwrap_err()
+                .contains("no target no-such-target")
+        );
     }
 }

@@ -39,8 +39,9 @@ cargo xtask bindings [--profile NAME] [--skip-leveldb] [--skip-header] [--update
     a C compiler); --update writes sheaf.h, --gets compares gets in C and Rust, --install copies library and header
 cargo xtask cross [--install] [TARGET ...]      clippy of the library and the command for other systems and processors;
                                                 --install lets rustup install missing targets
-cargo xtask emulate [TARGET ...]                golden databases and unit tests of the formats on aarch64, s390x (big-endian)
-                                                and i686: takes qemu and cross compilers, and prints their packages
+cargo xtask emulate [--suites] [TARGET ...]     golden databases and unit tests of the formats on aarch64, s390x (big-endian)
+                                                and i686: takes qemu and cross compilers, and prints their packages;
+                                                --suites also runs conformance and model of all engines (hours)
 cargo xtask prose [--update | --totals | --list PATH]
     the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
     smaller ones, --totals prints the counts of each crate, --list the violations of some files
