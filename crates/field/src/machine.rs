@@ -91,12 +91,27 @@ impl Latencies {
     }
 }
 
+/// Times of a thread since its start; 0 if the kernel does not count them.
+#[derive(Clone, Copy)]
+pub(crate) struct ThreadTimes {
+    /// Time on a processor.
+    pub(crate) ran: Duration,
+    /// Time in which the thread was ready to run and waited for a processor.
+    pub(crate) queued: Duration,
+}
+
+/// Returns the times of this thread.
+pub(crate) fn thread_times() -> ThreadTimes {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let mut fields = text.split_whitespace().map(|field| field.parse().unwrap_or(0));
+    let mut next = || Duration::from_nanos(fields.next().unwrap_or(0));
+    ThreadTimes { ran: next(), queued: next() }
+}
+
 /// Returns the time in which this thread was ready to run and waited for a processor, since its
 /// start; 0 if the kernel does not count it.
 pub(crate) fn queued_time() -> Duration {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let field = text.split_whitespace().nth(1).and_then(|field| field.parse().ok());
-    Duration::from_nanos(field.unwrap_or(0))
+    thread_times().queued
 }
 
 /// Returns the time that the hypervisor of this virtual machine gave to others, all processors
