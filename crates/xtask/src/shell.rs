@@ -59,8 +59,14 @@ pub(crate) fn interleavings(arguments: &[&str]) -> [Command; 2] {
         "sheaf-server",
         "sheaf-testkit",
     ];
+    /// Packages that run for a small part of the time: an optimized build takes longer than it
+    /// gains.
+    const UNOPTIMIZED: [&str; 5] =
+        ["sheaf-testkit", "sheaf-server", "sheaf-client", "proptest", "regex-syntax"];
+    let config = UNOPTIMIZED.map(|package| format!("profile.test.package.{package}.opt-level=0"));
     [&["--lib", "--", "interleavings::"][..], &["--test", "interleavings", "--"]].map(|selection| {
-        let mut words = vec!["test", "--locked"];
+        let mut words: Vec<&str> = config.iter().flat_map(|setting| ["--config", setting]).collect();
+        words.extend(["test", "--locked"]);
         words.extend(MODEL_PACKAGES.iter().flat_map(|home| ["-p", home]));
         words.extend(selection);
         words.extend(arguments);
