@@ -27,7 +27,7 @@ fn journal_bytes(db: &Database) -> u64 {
 
 #[test]
 fn one_record_removes_any_number_of_pairs() {
-    for engine in ["flex", "delsm"] {
+    for engine in ["flex", "kreon", "delsm"] {
         let dir = tempfile::tempdir().unwrap();
         let db = Database::builder().memory(64 << 20).open(dir.path()).unwrap();
         let pairs = db.keyspace("pairs", KeyspaceOptions::default().engine(engine)).unwrap();
@@ -55,7 +55,7 @@ fn one_record_removes_any_number_of_pairs() {
 #[allow(clippy::disallowed_methods, reason = "measures")]
 fn time_of_removals() {
     const TURNS: usize = 3;
-    for engine in ["flex", "delsm"] {
+    for engine in ["flex", "kreon", "delsm"] {
         let dir = tempfile::tempdir().unwrap();
         let db = Database::builder().open(dir.path()).unwrap();
         let pairs = db.keyspace("pairs", KeyspaceOptions::default().engine(engine)).unwrap();

@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use super::{Memtable, MemtableVersion};
 use crate::contract::EngineOp;
 use sheaf_log::types::Seq;
-use sheaf_platform::memory::{Memory, MemoryPart};
+use sheaf_platform::memory::Memory;
 use sheaf_platform::sync::epoch::Guard;
 
 /// A memtable, as its container [`Memtables`] uses it.
@@ -68,7 +68,7 @@ impl MemtableLayer for Memtable {
 
     fn uncount_memory(&self, memory: &Memory) {
         self.table.uncount_memory(memory);
-        memory.give_back(MemoryPart::Index, self.ranges.bytes());
+        self.ranges.uncount_memory(memory);
     }
 }
 

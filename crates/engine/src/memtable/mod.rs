@@ -61,7 +61,6 @@ use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::{Address, Frame};
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
-use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
@@ -218,11 +217,7 @@ impl Memtable {
         context: &EngineContext,
         guard: &Guard,
     ) {
-        let (before, after) = self.ranges.add(first, end, seq, views, guard);
-        match after.checked_sub(before) {
-            Some(more) => context.memory.take(MemoryPart::Index, more),
-            None => context.memory.give_back(MemoryPart::Index, before - after),
-        }
+        self.ranges.add_counted((first, end), seq, views, &context.memory, guard);
     }
 
     /// Returns the versions of a key with the given record, newest first, with a tombstone for each

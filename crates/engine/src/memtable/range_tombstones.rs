@@ -31,6 +31,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::views::Views;
 use sheaf_log::types::Seq;
+use sheaf_platform::memory::{Memory, MemoryPart};
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::Guard;
 use sheaf_platform::sync::{Mutex, Published};
@@ -161,6 +162,16 @@ impl RangeTombstones {
         self.piece_of(key, guard).map_or(Seq::ZERO, |piece| piece.newest_at(at))
     }
 
+    /// Returns the seq of the oldest known tombstone after `seq` that covers `key`. A tombstone is
+    /// unknown if a newer one covers the key too, and no view needs the older one.
+    #[must_use]
+    pub fn next_seq(&self, key: &[u8], seq: Seq, guard: &Guard) -> Option<Seq> {
+        if self.newest() <= seq {
+            return None;
+        }
+        self.piece_of(key, guard)?.seqs.iter().copied().take_while(|other| *other > seq).last()
+    }
+
     /// Returns true if a tombstone that a view at `at` sees may cover a key from `low` on and
     /// before `high`.
     #[must_use]
@@ -215,6 +226,30 @@ impl RangeTombstones {
         let before = list.bytes.swap(bytes, Ordering::Relaxed);
         list.newest.fetch_max(seq.0, Ordering::Release); // (I2)
         (before, bytes)
+    }
+}
+
+impl RangeTombstones {
+    /// Like [`RangeTombstones::add`], and reports the memory to the budget.
+    pub fn add_counted(
+        &self,
+        (first, end): (&[u8], Option<&[u8]>),
+        seq: Seq,
+        views: &Views,
+        memory: &Memory,
+        guard: &Guard,
+    ) {
+        let (before, after) = self.add(first, end, seq, views, guard);
+        match after.checked_sub(before) {
+            Some(more) => memory.take(MemoryPart::Index, more),
+            None => memory.give_back(MemoryPart::Index, before - after),
+        }
+    }
+
+    /// Removes the tombstones from the memory accounting, after their memtable has left the
+    /// published state.
+    pub fn uncount_memory(&self, memory: &Memory) {
+        memory.give_back(MemoryPart::Index, self.bytes());
     }
 }
 
@@ -345,6 +380,11 @@ mod tests {
                         let seqs = ranges.iter().filter(covers).map(|(_, _, seq)| *seq);
                         seqs.filter(|seq| *seq <= at).max().unwrap_or(Seq::ZERO)
                     };
+                    let above =
+                        ranges.iter().filter(covers).map(|(_, _, seq)| *seq).filter(|seq| *seq > Seq(6));
+                    let next = tombstones.next_seq(&[key], Seq(6), guard);
+                    assert_eq!(next.is_some(), above.clone().count() > 0, "turn {turn}, {key}");
+                    assert!(next.is_none_or(|next| above.clone().any(|seq| seq == next)));
                     for at in [Seq(6), Seq::LATEST] {
                         assert_eq!(tombstones.seq_of(&[key], at, guard), newest(at), "turn {turn}, {key}");
                         let overlaps = tombstones.overlaps(&[key], Some(&[key + 1]), at, guard);

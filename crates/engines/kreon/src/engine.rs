@@ -7,20 +7,17 @@
 //! in order of acquisition: the store's stripes, `spill`, the lock of `state`, `candidates`, all
 //! others. A thread that holds a stripe never waits for `spill`.
 //!
-//! `prepare` of a put looks the key up in the active memtable. If the key is not there, and a view
-//! may need a superseded version (`newest_superseding_seq`), it also asks the other sources, to
-//! count that version. Older versions in other sources stay there. Readers of the newest state do
-//! not reach them, because they ask the active memtable first. An expectation or a removal asks all
-//! sources, from the newest on, until one has the key.
-//!
 //! ## Recovery
 //!
 //! Replay fills the active memtable. Of the records of a key, the one with the highest seq wins;
 //! tombstones are records too. A tombstone is also compared with the levels: GC copies tombstones
-//! without asking the engine, so it may be older than an entry there. An entry of a level may refer
-//! to a segment that GC deleted after the image was made. GC did so because all records of the
-//! segment had been moved, superseded or removed. Each of these changes is a record that is
-//! replayed, so the memtable shadows the entry.
+//! without asking the engine, so it may be older than an entry there. Readers and spills compare a
+//! range tombstone with the versions in its range. An entry of a level may refer to a segment that
+//! GC deleted after the image was made. GC did so because all records of the segment had been
+//! moved, superseded or removed. Each of these changes is a record that is replayed, so the
+//! memtable shadows the entry.
+
+mod commits;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
@@ -28,13 +25,13 @@ use std::sync::{Arc, OnceLock};
 use sheaf_engine::backup_files::PinnedFiles;
 use sheaf_engine::context::EngineContext;
 use sheaf_engine::contract::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineCache, EngineCheckpoint, EngineCommits, EngineInfo,
-    EngineOp, EnginePressure, EngineReads, EngineRecovery, EngineStats, FINDING_WORDS, Findings, HashedKey,
-    ImageSink, ImageSource, Liveness, Preparation, Projection, ReplayRecord, StoreLogIndex,
+    Bounds, Capabilities, Cursor, Engine, EngineCache, EngineCheckpoint, EngineInfo, EnginePressure,
+    EngineReads, EngineRecovery, EngineStats, HashedKey, ImageSink, ImageSource, Liveness, Projection,
+    ReplayRecord, StoreLogIndex,
 };
 use sheaf_engine::idle::IdleDetector;
 use sheaf_engine::log_entries::LiveAccounting;
-use sheaf_engine::memtable::arena::{high, low};
+use sheaf_engine::memtable::arena::high;
 use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::{MemtableLayer, Memtables};
 use sheaf_engine::range_estimate::RangeSum;
@@ -77,52 +74,16 @@ const MIN_IDLE_REMOVALS: u64 = 4096;
 /// Like [`MIN_IDLE_REMOVALS`], for the estimated bytes of records and values that a memtable
 /// supersedes. They become free only when a spill merges the memtable with the levels.
 const MIN_IDLE_SUPERSEDED: u64 = 1 << 20;
-/// Divisor of the bytes of a put that gives the estimate of the bytes that it supersedes, because a
-/// put does not look them up.
-const PUT_SUPERSEDED_DIVISOR: u64 = 16;
 /// Number of checks by the store without a new commit after which a memtable is idle. The idle
 /// store checks every 50 ms.
 pub(crate) const IDLE_SAMPLES: u32 = 8;
 /// Number of locks of replay. Threads replay records with different locks at the same time.
 const REPLAY_LOCKS: usize = 1 << REPLAY_LOCK_BITS;
 const REPLAY_LOCK_BITS: u32 = 6;
-/// Bytes of the budget that the cache leaves free for the growth of memtables.
-const MEMTABLE_HEADROOM: u64 = 256 << 10;
-
 /// Held by a thread that replays a record of some keys. On a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct ReplayLock(Mutex<()>);
-
-/// Findings of `prepare`.
-#[derive(Clone, Copy, Debug)]
-struct KreonFindings {
-    hash: u64,
-    /// Number of the active memtable.
-    memtable: u32,
-    /// Offset of the key's record in the memtable; 0 if there is none.
-    record: u32,
-    /// Seq of the record's version.
-    seq: u64,
-    /// Without a record: number of records in the key's part of the hash table. With a record: its
-    /// word.
-    len_or_word: u64,
-    /// Bytes that a removal removes, as far as known.
-    removed_bytes: u64,
-}
-
-impl Findings for KreonFindings {
-    #[inline]
-    fn to_words(self) -> [u64; FINDING_WORDS] {
-        let record = u64::from(self.memtable) << 32 | u64::from(self.record);
-        [self.hash, record, self.seq, self.len_or_word, self.removed_bytes]
-    }
-
-    #[inline]
-    fn from_words([hash, record, seq, len_or_word, removed_bytes]: [u64; FINDING_WORDS]) -> KreonFindings {
-        KreonFindings { hash, memtable: high(record), record: low(record), seq, len_or_word, removed_bytes }
-    }
-}
 
 /// A keyspace of the Kreon engine.
 pub(crate) struct KreonEngine {
@@ -210,27 +171,6 @@ impl KreonEngine {
         self.context.memory.budget() / 100 * MEMTABLE_PERCENT
     }
 
-    /// Records the range of `views` at commit `end_seq`, which supersedes a version. The newest
-    /// commit decides: its views include every view that may need a version that an older commit
-    /// superseded.
-    fn record_view_range(&self, views: &Views, end_seq: Seq) {
-        if let (Some(oldest), Some(newest)) = (views.oldest(), views.newest()) {
-            let mut last = self.view_range_seq.lock();
-            if end_seq >= *last {
-                *last = end_seq;
-                self.oldest_view.store(oldest.0, Ordering::Release);
-                self.newest_view.store(newest.0, Ordering::Release);
-            }
-            self.newest_superseding_seq.fetch_max(end_seq.0, Ordering::AcqRel);
-        }
-    }
-
-    /// Whether the record of `op` would exceed the budget even with all caches evicted.
-    fn is_over_budget(&self, op: &EngineOp<'_>, active: &KreonMemtable) -> bool {
-        let more = KreonMemtable::key_cost(op.key) * (u64::from(op.ops_before) + 1) + active.bytes() / 16;
-        !self.context.memory.has_room_without_caches(more)
-    }
-
     /// Returns the version of a memtable's record as an old version that commit `end_seq`
     /// superseded.
     pub(crate) fn old_version_of(&self, version: KreonVersion, end_seq: Seq) -> OldVersion {
@@ -250,24 +190,15 @@ impl KreonEngine {
         }
     }
 
-    fn retain_or_free_superseded(
-        &self,
-        key: &[u8],
-        version: KreonVersion,
-        end_seq: Seq,
-        views: &Views,
-        guard: &Guard,
-    ) {
-        let old = self.old_version_of(version, end_seq);
-        if views.needs(old.begin_seq, old.end_seq) {
-            self.versions.push(key.to_vec(), old);
-        } else if !version.word.is_tombstone() {
-            self.accounts.free_version(&old, guard);
-        }
-    }
-
     /// Replays a record. Of the records of a key, the one with the highest seq wins.
     fn replay_one(&self, record: &ReplayRecord<'_>, guard: &Guard) -> Result<()> {
+        if let RecordContent::RemoveRange(end) = record.content {
+            self.accounts.count_tombstone(record.address, record.span, guard);
+            let (views, memory) = (&Views::default(), &self.context.memory); // no views yet
+            let ranges = self.state(guard).memtables.active.ranges();
+            ranges.add_counted((record.key, end), record.seq, views, memory, guard);
+            return Ok(());
+        }
         let hash = self.hash(record.key);
         if matches!(record.content, RecordContent::Remove) {
             self.accounts.count_tombstone(record.address, record.span, guard);
@@ -386,132 +317,6 @@ impl EngineReads for KreonEngine {
     }
 }
 
-impl EngineCommits for KreonEngine {
-    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
-        let guard = &epoch::pin();
-        let hash = self.hash(op.key);
-        let active = &self.state(guard).memtables.active;
-        let len = active.hash_part_len(hash); // before the lookup (I2 of the key table)
-        let place = active.find(hash, op.key, guard);
-        let version = place.map(|place| active.version(place));
-        let (seq, len_or_word) = version.map_or((0, u64::from(len)), |v| (v.seq.0, v.word.bits()));
-        let (memtable, record) = (active.number, place.unwrap_or(0));
-        let mut findings = KreonFindings { hash, memtable, record, seq, len_or_word, removed_bytes: 0 };
-        op.findings.set(findings);
-        op.prior =
-            version.filter(|version| !version.word.is_tombstone()).map_or(Seq::ZERO, |version| version.seq);
-        match op.action {
-            Action::Put(_) | Action::Blob(_) => {
-                if place.is_none() {
-                    self.level_store
-                        .cache
-                        .evict_until_room(MEMTABLE_HEADROOM.min(self.context.memory.budget() / 64), guard);
-                    if self.is_over_budget(op, active) {
-                        return Err(Error::MemoryBudgetExceeded { budget: self.context.memory.budget() });
-                    }
-                    if self.newest_superseding_seq.load(Ordering::Relaxed) != 0 {
-                        // to count pinned versions
-                        op.prior = self.newest_seq(hash, op.key, guard)?;
-                    }
-                }
-                Ok(Preparation::Record)
-            }
-            Action::Expect => {
-                op.prior = self.newest_seq(hash, op.key, guard)?;
-                Ok(Preparation::NoChange)
-            }
-            Action::RemoveRange(_) => Ok(Preparation::NoChange), // the engine accepts none
-            Action::Remove => {
-                (op.prior, findings.removed_bytes) = self.newest_seq_and_bytes(hash, op.key, guard)?;
-                op.findings.set(findings);
-                Ok(if op.prior == Seq::ZERO { Preparation::NoChange } else { Preparation::Record })
-            }
-        }
-    }
-
-    fn is_current(&self, op: &EngineOp<'_>) -> bool {
-        let guard = &epoch::pin();
-        let active = &self.state(guard).memtables.active;
-        let found: KreonFindings = op.findings.get();
-        if active.number != found.memtable {
-            return false;
-        }
-        if found.record == 0 {
-            // The additional records of this part of the table may belong to other keys.
-            return u64::from(active.hash_part_len(found.hash)) == found.len_or_word
-                || active.find(found.hash, op.key, guard).is_none();
-        }
-        // A lookup concurrent with `apply` may have combined the seq of a version with the word of
-        // the previous one.
-        let KreonVersion { word, seq } = active.version(found.record);
-        matches!(op.action, Action::Put(_) | Action::Blob(_))
-            || (seq.0 == found.seq && word.bits() == found.len_or_word)
-    }
-
-    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
-        let Some(content) = op.action.content() else { return };
-        let guard = &epoch::pin();
-        let active = &self.state(guard).memtables.active;
-        let mut word = self.word_of(&content, op.address, op.span);
-        self.account_record(&content, op.address, op.span, guard);
-        if matches!(content, RecordContent::Remove) {
-            self.accounts.count_tombstone(op.address, op.span, guard);
-        }
-        self.record_view_range(views, seq);
-        let found: KreonFindings = op.findings.get();
-        let place = found.record;
-        if place == 0 {
-            if op.prior != Seq::ZERO && views.needs(op.prior, seq) {
-                self.unspilled_pins.lock().entry(op.prior).or_default().push(seq);
-            }
-        } else {
-            let old = active.version(place);
-            // before the record changes (memtable I2)
-            self.retain_or_free_superseded(op.key, old, seq, views, guard);
-            word = word.with_lower_unaccounted(old.word.is_lower_unaccounted());
-        }
-        active.put(place, found.hash, op.key, KreonVersion { word, seq }, &self.context.memory, guard);
-        let brought = match content {
-            RecordContent::Remove | RecordContent::RemoveRange(_) => {
-                active.add_to_sum(memtable::REMOVALS, 1);
-                found.removed_bytes
-            }
-            RecordContent::Blob(blob) => (u64::from(op.span) + u64::from(blob.len)) / PUT_SUPERSEDED_DIVISOR,
-            RecordContent::Put(_) => u64::from(op.span) / PUT_SUPERSEDED_DIVISOR,
-        };
-        active.add_to_sum(memtable::SUPERSEDED_BYTES, brought);
-        if !matches!(content, RecordContent::Remove) {
-            self.removed_ranges.note_put(op.key);
-        }
-    }
-
-    fn trim(&self, views: &Views, visible: Seq) {
-        self.unspilled_pins.lock().retain(|begin_seq, end_seqs| {
-            end_seqs.retain(|end_seq| *end_seq > visible || views.needs(*begin_seq, *end_seq));
-            !end_seqs.is_empty()
-        });
-        if views.is_empty() {
-            let needed = self.newest_superseding_seq.load(Ordering::Acquire);
-            if needed <= visible.0 {
-                // Fails if a commit has set it since.
-                let _ = self.newest_superseding_seq.compare_exchange(
-                    needed,
-                    0,
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                );
-            }
-        }
-        if self.versions.is_empty() {
-            return;
-        }
-        let guard = &epoch::pin();
-        for old in self.versions.trim(views, visible) {
-            self.accounts.free_version(&old, guard);
-        }
-    }
-}
-
 impl EngineCheckpoint for KreonEngine {
     fn freeze(&self) {
         self.accounts.freeze();
@@ -576,7 +381,9 @@ impl EnginePressure for KreonEngine {
             || active.sum(memtable::REMOVALS) >= MIN_IDLE_REMOVALS
             || active.sum(memtable::SUPERSEDED_BYTES) >= MIN_IDLE_SUPERSEDED
             || self.level_store.space.is_much_unreclaimed();
-        active.bytes() > self.memtable_limit() || (is_worth_it && is_idle)
+        active.bytes() > self.memtable_limit()
+            || (is_worth_it && is_idle)
+            || active.ranges().is_flush_due(is_idle, guard)
     }
 
     fn pressure_percent(&self) -> u64 {

@@ -16,9 +16,9 @@
 //! ## Invariants
 //!
 //! 1. The newest version of a key is in the first of active, frozen, L1, L2, ... that contains the
-//!    key. Spills account for lower versions. A put looks one up only to count it for a view.
-//! 2. The record of the newest version exists. A superseded entry of a level may point at a deleted
-//!    segment. The *stamp* of its leaf (opening, next segment id) reveals that: `level_store.rs`.
+//!    key, unless a range tombstone of a memtable hides it. Spills account for lower versions.
+//! 2. The record of the newest version exists. A superseded or hidden entry of a level may point at
+//!    a deleted segment. The *stamp* of its leaf (opening, next segment id) reveals that.
 //! 3. A view finds its version in the first source with an entry that is old enough, or among the
 //!    old versions. The record of that version exists.
 //! 4. A state (memtables and roots) is published as a whole.

@@ -14,12 +14,15 @@
 //! 1. The invariants of the key table hold.
 //! 2. A version that is superseded here and that a view needs is among the old versions before the
 //!    word changes.
+//! 3. A version that a range tombstone hides stays in the table, accounted as live, until a newer
+//!    one of its key supersedes it or a spill retires it. GC moves its record until then.
 
 use std::ops::Bound;
 
 use sheaf_engine::memtable::MemtableLayer;
 use sheaf_engine::memtable::arena::ArenaOffset;
 use sheaf_engine::memtable::prefix::KeyPrefix;
+use sheaf_engine::memtable::range_tombstones::RangeTombstones;
 use sheaf_engine::memtable::sorted_keys::KeySource;
 use sheaf_engine::memtable::table::KeyTable;
 use sheaf_engine::range_estimate::{KeySample, RangeSum};
@@ -128,6 +131,7 @@ pub(crate) struct KreonMemtable {
     /// Number of the memtable, different from that of the next one.
     pub(crate) number: u32,
     table: KeyTable<0>,
+    ranges: RangeTombstones,
 }
 
 impl MemtableLayer for KreonMemtable {
@@ -137,11 +141,11 @@ impl MemtableLayer for KreonMemtable {
 
     #[inline]
     fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.table.is_empty() && self.ranges.is_empty()
     }
 
     fn bytes(&self) -> u64 {
-        self.table.bytes()
+        self.table.bytes() + self.ranges.bytes()
     }
 
     #[inline]
@@ -151,17 +155,29 @@ impl MemtableLayer for KreonMemtable {
 
     fn uncount_memory(&self, memory: &Memory) {
         self.table.uncount_memory(memory);
+        self.ranges.uncount_memory(memory);
     }
 }
 
 impl KreonMemtable {
     pub(crate) fn new(number: u32, prefix: KeyPrefix, tiny: bool) -> KreonMemtable {
-        KreonMemtable { number, table: KeyTable::new(prefix, tiny) }
+        KreonMemtable { number, table: KeyTable::new(prefix, tiny), ranges: RangeTombstones::default() }
+    }
+
+    /// Returns the range tombstones.
+    #[inline]
+    pub(crate) fn ranges(&self) -> &RangeTombstones {
+        &self.ranges
+    }
+
+    /// Returns true if one of its own range tombstones hides `version` of `key`.
+    pub(crate) fn hides(&self, key: &[u8], version: KreonVersion, guard: &Guard) -> bool {
+        version.seq < self.ranges.seq_of(key, Seq::LATEST, guard)
     }
 
     /// Returns the newest commit in it.
     pub(crate) fn newest(&self) -> Seq {
-        self.table.newest()
+        self.table.newest().max(self.ranges.newest())
     }
 
     /// Returns the number of keys, removed ones included.

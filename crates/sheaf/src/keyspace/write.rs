@@ -285,10 +285,10 @@ impl Keyspace {
     /// Removes the pairs with keys in `range` in one commit, with the default durability of the
     /// database. Needs an ordered engine unless the range is `..`.
     ///
-    /// `flex` and `delsm` write one record, and the cost does not depend on the number of pairs;
-    /// background work frees their space. The other engines write a removal of each key. They
-    /// start again if another commit changes a key in the range at the same time, up to a hundred
-    /// times.
+    /// `flex`, `kreon` and `delsm` write one record, and the cost does not depend on the number of
+    /// pairs; background work frees their space. The other engines write a removal of each key.
+    /// They start again if another commit changes a key in the range at the same time, up to a
+    /// hundred times.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

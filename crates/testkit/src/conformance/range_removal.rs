@@ -89,7 +89,7 @@ pub fn a_range_is_removed_in_one_commit(fixture: &Fixture) {
         match ks.remove_range::<&[u8]>(..) {
             Ok(()) => assert!(ks.is_empty().unwrap()),
             Err(Error::TooLarge { object: "batch", .. }) => {
-                assert!(!["flex", "delsm"].contains(&ks.engine()), "it writes one record");
+                assert!(!["flex", "kreon", "delsm"].contains(&ks.engine()), "it writes one record");
                 assert_eq!(ks.len().unwrap(), 1050, "nothing is removed");
             }
             Err(other) => panic!("{other}"),
@@ -323,7 +323,7 @@ pub fn a_removal_takes_all_of_a_group_or_nothing(fixture: &Fixture) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // The other engines may list the keys a hundred times for one removal.
-            let turns = if ["flex", "delsm"].contains(&ks.engine()) { 60 } else { 4 };
+            let turns = if ["flex", "kreon", "delsm"].contains(&ks.engine()) { 60 } else { 4 };
             for turn in 0..turns {
                 group(turn);
                 if let Err(error) = ks.remove_range::<&[u8]>(..) {

@@ -7,7 +7,8 @@
 //! ## Invariants
 //!
 //! 1. The image keys are everything that the keyspace has at the freeze: all levels and the frozen
-//!    memtable are empty. So tombstones need not be stored.
+//!    memtable are empty. So tombstones need not be stored. A memtable with range tombstones is
+//!    spilled, which drops them.
 //! 2. No value is a blob, because an image lists blobs only by their ids.
 //!
 //! ## Crash
@@ -53,7 +54,7 @@ impl KreonEngine {
         let active = &state.memtables.active;
         // (I1)
         let is_all = state.memtables.frozen().is_none() && state.last_nonempty_level().is_none();
-        if !is_all || active.count() > self.max_image_keys {
+        if !is_all || !active.ranges().is_empty() || active.count() > self.max_image_keys {
             return None;
         }
         let mut places = Vec::new();

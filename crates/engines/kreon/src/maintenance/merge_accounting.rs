@@ -28,6 +28,8 @@ pub(crate) struct MergeAccounting<'a> {
     pub(crate) views: &'a Views,
     guard: &'a Guard,
     is_last: bool,
+    /// Whether the batch only removes the entries of its keys, and has the versions above them.
+    pub(crate) only_removes: bool,
     /// Segments of the batch's entries, by slot. `None` if the batch is from a memtable, so that
     /// `max_seq` is the exact seq.
     sources: Option<&'a SourceSegments<'a>>,
@@ -117,7 +119,13 @@ impl MergeAccounting<'_> {
             false => (old.address(), u32::try_from(old.span()).unwrap_or(u32::MAX)),
         };
         let old = OldVersion { address, span, begin_seq, end_seq, blob };
-        Ok(self.engine.retain_if_needed(&mut self.engine.candidates.lock(), new.key, old, may_need))
+        Ok(self.engine.retain_if_needed(
+            &mut self.engine.candidates.lock(),
+            new.key,
+            old,
+            may_need,
+            self.guard,
+        ))
     }
 }
 
@@ -162,7 +170,7 @@ impl MergeResolver for MergeAccounting<'_> {
         } else {
             flags = merged_flags(flags, None, self.is_last);
         }
-        if new.entry.is_tombstone() && self.is_last {
+        if self.only_removes || (new.entry.is_tombstone() && self.is_last) {
             return Ok(None);
         }
         self.add_live(&new.entry, 1);
@@ -210,6 +218,7 @@ impl KreonEngine {
             views,
             guard,
             is_last: lower.all(|level| level.root.is_none()),
+            only_removes: false,
             sources,
             live_bytes_delta: HashMap::new(),
             dead_records: Vec::new(),

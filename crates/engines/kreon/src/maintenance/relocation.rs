@@ -13,6 +13,8 @@
 //!    removes the candidates of its keys. A candidate is added only while the memtable that was
 //!    active during its lookup still is. Otherwise a newer version could have been added and
 //!    spilled in between.
+//! 2. A version of a memtable that a range tombstone hides is `Pinned`: its word must not point
+//!    into a deleted segment. Recovery ignores the copy, as it must: the key is removed.
 
 use std::collections::HashMap;
 
@@ -108,7 +110,11 @@ impl KreonEngine {
         guard: &Guard,
     ) -> Result<Option<Option<u32>>> {
         let upper = state.last_nonempty_level().unwrap_or(0);
-        let mut first = self.find_newest_in(state, &state.levels[..upper], hash, key, guard)?;
+        let mut first = self.find_source(state, &state.levels[..upper], hash, key, guard)?;
+        let removed = state.range_seq(key, Seq::LATEST, guard); // after the version
+        if removed != Seq::ZERO && self.newest_record_at(address, guard)?.seq < removed {
+            return Ok(None);
+        }
         if first.is_none()
             && let Some(last) = state.levels.get(upper)
         {
@@ -161,7 +167,8 @@ impl KreonEngine {
             }
             state = now; // the record may be in a level by now
         }
-        if !self.versions.is_empty() && self.versions.contains(&key.to_vec(), address) {
+        let is_pinned = !self.versions.is_empty() && self.versions.contains(&key.to_vec(), address);
+        if is_pinned || self.is_hidden_in_memtable(state, hash, key, address, guard) {
             return Ok(Liveness::Pinned);
         }
         if self.newest_superseding_seq.load(Ordering::Acquire) == 0 {
@@ -181,17 +188,47 @@ impl KreonEngine {
             other => other.address() == Some(address),
         };
         let Some(place) = sources.iter().position(is_it) else { return Ok(Liveness::Dead) };
-        let end_seq = match sources.get(place.wrapping_sub(1)) {
-            Some(FoundVersion::Memtable(version, _)) => version.seq,
-            Some(FoundVersion::Level(seen)) => self.seq_of(seen, guard)?.unwrap_or(seen.max_seq),
-            None => return Ok(Liveness::Dead),
+        let newer = match sources.get(place.wrapping_sub(1)) {
+            Some(FoundVersion::Memtable(version, _)) => Some(version.seq),
+            Some(FoundVersion::Level(seen)) => Some(self.seq_of(seen, guard)?.unwrap_or(seen.max_seq)),
+            Some(FoundVersion::RemovedRange(_)) | None => None,
         };
         let head = self.newest_record_at(address, guard)?;
+        let removed = state.next_range_seq(key, head.seq, guard);
+        let Some(end_seq) = newer.into_iter().chain(removed).min() else { return Ok(Liveness::Dead) };
         if !self.may_view_need(head.seq, end_seq) {
             return Ok(Liveness::Dead);
         }
         self.candidates.lock().old_versions.insert(address.bits(), head.into_old_version(end_seq));
         Ok(Liveness::Pinned)
+    }
+
+    /// Whether a memtable has the record at `address` as its version of `key`, and a range
+    /// tombstone hides it (I2). A version that a newer one in the active memtable superseded before
+    /// is treated like one without tombstones.
+    fn is_hidden_in_memtable(
+        &self,
+        state: &KreonState,
+        hash: u64,
+        key: &[u8],
+        address: Address,
+        guard: &Guard,
+    ) -> bool {
+        let removed = state.range_seq(key, Seq::LATEST, guard);
+        if removed == Seq::ZERO {
+            return false;
+        }
+        let mut is_newest = true;
+        for memtable in state.memtables.iter() {
+            let Some(place) = memtable.find(hash, key, guard) else { continue };
+            let version = memtable.version(place);
+            if version.word.points_at(address) {
+                let is_hidden = is_newest && version.seq < removed;
+                return is_hidden || memtable.hides(key, version, guard);
+            }
+            is_newest = false;
+        }
+        false
     }
 
     fn newest_record_at(&self, address: Address, guard: &Guard) -> Result<NewestRecord> {
@@ -211,8 +248,10 @@ impl KreonEngine {
         key: &[u8],
         old: OldVersion,
         may_need: impl Fn(Seq, Seq) -> bool,
+        guard: &Guard,
     ) -> bool {
         let place = key.to_vec();
+        let old = self.ended_by_ranges(key, old, guard);
         let next = self.versions.next_begin_seq(&place, old.begin_seq).unwrap_or(old.end_seq);
         let old = OldVersion { end_seq: old.end_seq.min(next), ..old };
         if old.begin_seq >= old.end_seq || !may_need(old.begin_seq, old.end_seq) {
@@ -259,22 +298,18 @@ impl KreonEngine {
         let old = candidates.old_versions.remove(&from.bits());
         let hash = self.hash(key);
         let state = self.state(guard);
-        let found = |memtable: &KreonMemtable| {
-            memtable.find(hash, key, guard).map(|place| (place, memtable.version(place)))
-        };
-        let active = found(&state.memtables.active);
-        if let Some((place, version)) = active.filter(|(_, version)| version.word.points_at(from)) {
-            self.move_blob_id(version.word.is_blob(), from, to);
-            state
-                .memtables
-                .active
-                .replace(place, KreonVersion { word: version.word.with_address(to), ..version });
+        if self.repoint_in_memtables(state, (hash, key), (from, to), guard) {
             return true;
         }
-        let frozen = state.memtables.frozen().and_then(|f| found(f));
-        let is_frozen = frozen.is_some_and(|(_, version)| version.word.points_at(from));
-        // The version that superseded the record.
-        let newer = frozen.filter(|_| !is_frozen).or(active).map(|(_, version)| version.seq);
+        let version_in =
+            |memtable: &KreonMemtable| memtable.find(hash, key, guard).map(|place| memtable.version(place));
+        let active = version_in(&state.memtables.active);
+        let frozen = state.memtables.frozen().and_then(|frozen| version_in(frozen));
+        let is_frozen = frozen.is_some_and(|version| version.word.points_at(from));
+        // The commit that superseded the record.
+        let newer = frozen.filter(|_| !is_frozen).or(active).map(|version| version.seq);
+        let removed = head.and_then(|head| state.next_range_seq(key, head.seq, guard));
+        let newer = newer.into_iter().chain(removed).min();
         // Whether the commit or spill that supersedes a record of this memtable accounts for it. A
         // put does not account for the version that it supersedes below its memtable, but a view
         // may need that version.
@@ -283,22 +318,7 @@ impl KreonEngine {
             number == state.memtables.active.number || (is_in_frozen && !is_frozen)
         };
         let old = match (head, newer) {
-            (Some(head), None) => {
-                if let Some(blob) = head.blob {
-                    self.blob_ids.lock().insert(to.bits(), blob);
-                }
-                // GC accounts for the entries of the sources below.
-                let word = RecordWord::put(to, head.span, head.blob.is_some()).with_lower_unaccounted(true);
-                state.memtables.active.put(
-                    0,
-                    hash,
-                    key,
-                    KreonVersion { word, seq: head.seq },
-                    &self.context.memory,
-                    guard,
-                );
-                return true;
-            }
+            (Some(head), None) => return self.add_copy(head, key, to, guard),
             (Some(head), Some(end_seq)) if !head.memtable.is_some_and(accounts_itself) => {
                 old.or(Some(head.into_old_version(end_seq)))
             }
@@ -310,10 +330,80 @@ impl KreonEngine {
         match old {
             Some(old) => {
                 let may_need = |begin_seq, end_seq| self.may_view_need(begin_seq, end_seq);
-                self.retain_if_needed(&mut candidates, key, OldVersion { address: to, ..old }, may_need)
+                self.retain_if_needed(
+                    &mut candidates,
+                    key,
+                    OldVersion { address: to, ..old },
+                    may_need,
+                    guard,
+                )
             }
             None => false,
         }
+    }
+
+    /// Repoints the version of a memtable, if it is in the active one, or if a range tombstone
+    /// hides it (I2). Returns whether it did.
+    fn repoint_in_memtables(
+        &self,
+        state: &KreonState,
+        (hash, key): (u64, &[u8]),
+        (from, to): (Address, Address),
+        guard: &Guard,
+    ) -> bool {
+        let replace = |memtable: &KreonMemtable, place, version: KreonVersion| {
+            self.move_blob_id(version.word.is_blob(), from, to);
+            memtable.replace(place, KreonVersion { word: version.word.with_address(to), ..version });
+            true
+        };
+        let active = &state.memtables.active;
+        let place = active.find(hash, key, guard);
+        if let Some(place) = place.filter(|place| active.version(*place).word.points_at(from)) {
+            return replace(active, place, active.version(place));
+        }
+        let Some(frozen) = state.memtables.frozen() else { return false };
+        let Some(frozen_place) = frozen.find(hash, key, guard) else { return false };
+        let version = frozen.version(frozen_place);
+        let is_hidden = version.seq < state.range_seq(key, Seq::LATEST, guard);
+        if !is_hidden || !version.word.points_at(from) {
+            return false;
+        }
+        // A step may have kept it for a view already.
+        let is_kept = self.versions.replace(&key.to_vec(), from, to);
+        if frozen.hides(key, version, guard) {
+            return replace(frozen, frozen_place, version); // no step moves it into a level
+        }
+        if !is_kept && place.is_none() {
+            let blob = self.blob_ids.lock().get(&from.bits()).copied();
+            let (span, seq, memtable) = (version.word.span(), version.seq, Some(frozen.number));
+            return self.add_copy(NewestRecord { address: from, span, seq, blob, memtable }, key, to, guard);
+        }
+        is_kept
+    }
+
+    /// Adds an entry for the copy at `to` to the active memtable, which has no entry of the key.
+    fn add_copy(&self, head: NewestRecord, key: &[u8], to: Address, guard: &Guard) -> bool {
+        if let Some(blob) = head.blob {
+            self.blob_ids.lock().insert(to.bits(), blob);
+        }
+        // GC accounts for the entries of the sources below.
+        let word = RecordWord::put(to, head.span, head.blob.is_some()).with_lower_unaccounted(true);
+        let version = KreonVersion { word, seq: head.seq };
+        let active = &self.state(guard).memtables.active;
+        active.put(0, self.hash(key), key, version, &self.context.memory, guard);
+        true
+    }
+
+    /// Makes the candidates old versions that the range tombstones of `frozen` hide (I1). No
+    /// candidate is added for a hidden version.
+    pub(crate) fn remove_hidden_candidates(&self, frozen: &KreonMemtable, guard: &Guard) {
+        let mut candidates = self.candidates.lock();
+        let RelocationCandidates { newest, old_versions, .. } = &mut *candidates;
+        newest.retain(|key, head| {
+            let Some(removed) = frozen.ranges().next_seq(key, head.seq, guard) else { return true };
+            old_versions.insert(head.address.bits(), head.into_old_version(removed));
+            false
+        });
     }
 
     fn move_blob_id(&self, is_blob: bool, from: Address, to: Address) {

@@ -20,25 +20,23 @@
 //! image is made.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::{Bound, Range};
+use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_engine::memtable::{ArenaOffset, MemtableLayer};
+use sheaf_engine::memtable::MemtableLayer;
 use sheaf_engine::views::Views;
-use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::{IDLE_SAMPLES, KreonEngine};
 use crate::maintenance::level_edit::{GatheredEntries, LevelEdit, MergeResolver, NewNode, SpillStats};
-use crate::maintenance::merge_accounting::{MergeAccounting, SourceSegments};
-use crate::memtable::{KreonMemtable, KreonVersion};
+use crate::maintenance::merge_accounting::SourceSegments;
+use crate::maintenance::range_removal::RangeProgress;
+use crate::memtable::KreonMemtable;
 use crate::tree::cache::CachedNode;
 use crate::tree::level_file::PAGE;
-use crate::tree::node::{
-    HAS_BLOB, INLINE, LOWER_UNACCOUNTED, LeafEntry, LeafPair, MAX_INLINE, NodeRef, fingerprint_of,
-};
+use crate::tree::node::{LeafPair, NodeRef};
 use crate::tree::{KreonState, LeafPosition, Level, LevelStore, SeekTarget, last_nonempty_level};
 
 /// Maximum number of entries of a step.
@@ -82,10 +80,6 @@ const MAX_SHADOWED_DIVISOR: u64 = 10;
 const SAMPLES_PER_STEP: usize = 2;
 /// Number of recent samples that count.
 const SAMPLE_WINDOW: u64 = 256;
-/// Maximum number of bytes of a record's frame besides key and value.
-const RECORD_OVERHEAD: usize = 48;
-/// Records that are prefetched ahead of the one with the value to copy.
-const PREFETCHED_RECORDS: usize = 8;
 /// Approximate bytes of a key in a memtable.
 const MEMTABLE_KEY_BYTES: u64 = 90;
 
@@ -94,6 +88,8 @@ const MEMTABLE_KEY_BYTES: u64 = 90;
 pub(crate) struct SpillState {
     /// Number of the memtable that is being spilled, and the last key that was.
     pub(crate) spilled_up_to: Option<(u32, Vec<u8>)>,
+    /// Progress of the range tombstones of the memtable that is being spilled.
+    pub(crate) range_progress: Option<RangeProgress>,
     /// Key at which each level continues to push down.
     push_down_from: Vec<Vec<u8>>,
     /// Inner nodes that are in memory only.
@@ -133,7 +129,7 @@ impl ShadowSample {
 
 impl SpillState {
     /// Adds `come` removals to `level` and subtracts `go`.
-    fn adjust_removals(&mut self, level: usize, come: u64, go: u64) {
+    pub(crate) fn adjust_removals(&mut self, level: usize, come: u64, go: u64) {
         self.removals.resize(self.removals.len().max(level + 1), 0);
         self.removals[level] = (self.removals[level] + come).saturating_sub(go);
     }
@@ -154,31 +150,8 @@ impl SpillState {
     }
 }
 
-/// Entries that one step moves down.
-#[derive(Default)]
-struct SpillBatch<'k> {
-    /// Keys, entries, their commits, and the ranges of their values in `values`.
-    entries: Vec<(&'k [u8], LeafEntry, Seq, Range<usize>)>,
-    values: Vec<u8>,
-    /// Addresses of records that refer to blobs.
-    blob_records: Vec<u64>,
-}
-
-impl SpillBatch<'_> {
-    fn pairs(&self) -> Vec<LeafPair<'_>> {
-        let all = self.entries.iter();
-        all.map(|(key, entry, newest, value)| LeafPair {
-            key,
-            entry: *entry,
-            max_seq: *newest,
-            value: &self.values[value.clone()],
-        })
-        .collect()
-    }
-}
-
 /// Returns the number of tombstones in `pairs`.
-fn count_removals(pairs: &[LeafPair<'_>]) -> u64 {
+pub(crate) fn count_removals(pairs: &[LeafPair<'_>]) -> u64 {
     pairs.iter().filter(|pair| pair.entry.is_tombstone()).count() as u64
 }
 
@@ -194,7 +167,7 @@ impl KreonEngine {
         least.saturating_mul(growth.saturating_pow(u32::try_from(level).unwrap_or(u32::MAX)))
     }
 
-    fn step_sizes(&self) -> (usize, usize, usize) {
+    pub(crate) fn step_sizes(&self) -> (usize, usize, usize) {
         match self.context.tiny {
             true => (TINY_ENTRIES, TINY_LEAVES, TINY_SOURCE_LEAVES),
             false => {
@@ -243,6 +216,9 @@ impl KreonEngine {
         views: &Views,
         guard: &Guard,
     ) -> Result<()> {
+        if self.remove_ranges_step(spill, state, frozen, views, guard)? {
+            return Ok(());
+        }
         let (most, most_leaves, _) = self.step_sizes();
         // If few entries touch all leaves of a step, examining more entries is useless.
         let most = if spill.last_step_entries > 0 {
@@ -264,13 +240,7 @@ impl KreonEngine {
         spill.last_step_entries = count;
         self.sample_shadowing(spill, state, &keys[..count], guard);
         let mut merge_accounting = self.merge_accounting(views, state.levels.iter().skip(1), None, guard);
-        let batch = self.collect_batch(
-            frozen,
-            (&places, &keys, count),
-            &state.memtables.active,
-            &mut merge_accounting,
-            guard,
-        );
+        let batch = self.collect_batch(frozen, (&places, &keys, count), state, &mut merge_accounting, guard);
         let pairs = batch.pairs();
         let (removals, is_last) = (count_removals(&pairs), merge_accounting.is_last_level());
         let stamp = self.level_store.stamp(guard);
@@ -292,7 +262,7 @@ impl KreonEngine {
             spill.adjust_removals(0, removals, 0);
         }
         if is_done {
-            spill.spilled_up_to = None;
+            (spill.spilled_up_to, spill.range_progress) = (None, None);
             self.removed_ranges.drop_unused();
         } else if let Some(key) = keys.get(count.wrapping_sub(1)) {
             spill.spilled_up_to = Some((frozen.number, key.to_vec()));
@@ -312,127 +282,6 @@ impl KreonEngine {
                 spill.shadowing.record(seen.is_some());
             }
         }
-    }
-
-    /// Returns the entries of the first `count` records of a frozen memtable that move down.
-    fn collect_batch<'k>(
-        &self,
-        frozen: &KreonMemtable,
-        (places, keys, count): (&[ArenaOffset], &[&'k [u8]], usize),
-        active: &KreonMemtable,
-        merge_accounting: &mut MergeAccounting<'_>,
-        guard: &Guard,
-    ) -> SpillBatch<'k> {
-        let mut batch = SpillBatch { entries: Vec::with_capacity(count), ..SpillBatch::default() };
-        for (number, (place, key)) in places.iter().zip(keys).take(count).enumerate() {
-            if let Some((place, key)) =
-                places.get(number + PREFETCHED_RECORDS).zip(keys.get(number + PREFETCHED_RECORDS))
-            {
-                self.prefetch_inline_value(key, frozen.version(*place), guard);
-            }
-            let version = frozen.version(*place);
-            let hash = self.hash(key);
-            if let Some(newer) = active.find(hash, key, guard) {
-                // Skip the entry: the active memtable has a newer version.
-                self.skip_superseded(
-                    merge_accounting,
-                    key,
-                    version,
-                    active.version(newer),
-                    &mut batch.blob_records,
-                );
-                continue;
-            }
-            let mut entry = self.entry_of(version, fingerprint_of(hash), &mut batch.blob_records);
-            self.candidates.lock().note_superseded(key, version);
-            let start = batch.values.len();
-            if self.copy_inline_value(key, version, guard, &mut batch.values) {
-                entry = entry.with_flags(entry.flags | INLINE);
-            }
-            batch.entries.push((key, entry, version.seq, start..batch.values.len()));
-        }
-        batch
-    }
-
-    /// Accounts for a version of the frozen memtable that the active one supersedes.
-    fn skip_superseded(
-        &self,
-        merge_accounting: &mut MergeAccounting<'_>,
-        key: &[u8],
-        version: KreonVersion,
-        newer: KreonVersion,
-        blob_records: &mut Vec<u64>,
-    ) {
-        let (word, begin_seq, end_seq) = (version.word, version.seq, newer.seq);
-        if newer.word.is_lower_unaccounted() || begin_seq == end_seq {
-            return; // GC has moved it: already accounted
-        }
-        let blob = self.blob_ids.lock().get(&word.address().bits()).copied().filter(|_| word.is_blob());
-        blob_records.extend(blob.map(|_| word.address().bits()));
-        let old = version.into_old_version(end_seq, blob);
-        // The newer version may be younger than the copy of the registry, and a view may have
-        // registered before it.
-        let may_need = |begin_seq, end_seq| merge_accounting.views.may_need(begin_seq, end_seq);
-        let mut candidates = self.candidates.lock();
-        candidates.note_skipped(key, word);
-        if !self.retain_if_needed(&mut candidates, key, old, may_need) && !word.is_tombstone() {
-            merge_accounting.dead_records.push((word.address(), word.span()));
-            merge_accounting.dead_blobs.extend(blob.map(|blob| (end_seq, blob)));
-        }
-    }
-
-    /// Whether the record of a version is so short that its value may be copied into the leaf.
-    fn may_be_inline(key: &[u8], version: KreonVersion) -> bool {
-        let word = version.word;
-        !word.is_tombstone()
-            && !word.is_blob()
-            && word.span() <= (key.len() + MAX_INLINE + RECORD_OVERHEAD) as u64
-    }
-
-    /// Prefetches a value that will be copied.
-    fn prefetch_inline_value(&self, key: &[u8], version: KreonVersion, guard: &Guard) {
-        if KreonEngine::may_be_inline(key, version) {
-            self.context.segments.prefetch_entry(version.word.address(), guard);
-        }
-    }
-
-    /// Appends a small value to `values` and returns true. An unreadable value is not copied, so
-    /// that its readers receive the error.
-    fn copy_inline_value(
-        &self,
-        key: &[u8],
-        version: KreonVersion,
-        guard: &Guard,
-        values: &mut Vec<u8>,
-    ) -> bool {
-        if !KreonEngine::may_be_inline(key, version) {
-            return false;
-        }
-        let address = version.word.address();
-        let Ok(frame) = self.read_frame(address, guard) else { return false };
-        match self.decode_record(address, &frame, key, guard) {
-            Ok(Record { content: RecordContent::Put(value), .. }) if value.len() <= MAX_INLINE => {
-                values.extend_from_slice(value);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn entry_of(&self, version: KreonVersion, fingerprint: u8, blob_records: &mut Vec<u64>) -> LeafEntry {
-        let word = version.word;
-        let below = if word.is_lower_unaccounted() { LOWER_UNACCOUNTED } else { 0 };
-        if word.is_tombstone() {
-            return LeafEntry::tombstone(version.seq, fingerprint, below);
-        }
-        let mut blob = 0;
-        let mut flags = below;
-        if word.is_blob() {
-            flags |= HAS_BLOB;
-            blob = self.blob_ids.lock().get(&word.address().bits()).copied().unwrap_or(u64::MAX);
-            blob_records.push(word.address().bits());
-        }
-        LeafEntry::put(word.address(), word.span(), fingerprint, flags, blob)
     }
 
     /// Returns the leaves that sorted `keys` belong to, at most those of one step, and the number
@@ -592,13 +441,16 @@ impl KreonEngine {
             }
             end_seq = end_seq.or(Some(seen.max_seq));
         }
+        if end_seq.is_none() {
+            end_seq = Some(state.range_seq(key, Seq::LATEST, guard)).filter(|removed| *removed != Seq::ZERO);
+        }
         // Checked after the memtables: a version that they drop for a view is among the old
         // versions before.
         Ok(end_seq.filter(|_| !self.versions.refers_to_blob(&key.to_vec(), blob)))
     }
 
     /// Writes the result of a step and publishes it.
-    fn publish_step<M: MergeResolver>(
+    pub(crate) fn publish_step<M: MergeResolver>(
         &self,
         spill: &mut SpillState,
         change: &mut LevelEdit<'_, M>,

@@ -28,10 +28,8 @@ use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::KreonEngine;
 use crate::read::lookup::VisibleRecord;
-use crate::read::merge_input::{
-    Direction, INPUT_BATCH, MergeInput, advance_past, next_input, next_key, take_damaged,
-};
-use crate::tree::{KreonState, Level, Unreadable};
+use crate::read::merge_input::{Direction, INPUT_BATCH, MergeInput, next_input, take_damaged};
+use crate::tree::{KreonState, Unreadable};
 
 /// Minimum number of pairs of the first batch, which is as long as recent scans.
 const MIN_BATCH: usize = 2;
@@ -48,9 +46,6 @@ const REMOVED_RUN: u64 = 32;
 const TINY_REMOVED_RUN: u64 = 4;
 /// Maximum number of keys that a batch scans, which limits the lifetime of its guard.
 const MAX_SCANNED: u64 = 64 * MAX_BATCH as u64;
-
-/// Number of keys that a count examines under one guard.
-const COUNT_BATCH: usize = 4096;
 
 /// A pair of a batch: the range of its key in the batch, and the range of its value or the address
 /// of its record.
@@ -353,7 +348,7 @@ impl<'e> KreonCursor<'e> {
             };
             batch.last.clear();
             batch.last.extend_from_slice(key);
-            if let Err(error) = self.add_visible(engine, &mut batch, &merge_inputs, guard) {
+            if let Err(error) = self.add_visible((engine, state), &mut batch, &merge_inputs, guard) {
                 // only this record is damaged
                 self.remaining = Some(Bound::Excluded(batch.last.clone()));
                 (batch.removed_runs, batch.damage) = (None, Some(error));
@@ -444,15 +439,16 @@ impl<'e> KreonCursor<'e> {
     /// Adds the version of the batch's last key that the view shows, if there is one.
     fn add_visible(
         &self,
-        engine: &KreonEngine,
+        (engine, state): (&KreonEngine, &KreonState),
         batch: &mut ScanBatch,
         merge_inputs: &[MergeInput<'_>],
         guard: &Guard,
     ) -> Result<()> {
-        let shown = engine.visible_record(merge_inputs, &batch.last, self.at, guard)?;
+        let shown = engine.visible_record(state, merge_inputs, &batch.last, self.at, guard)?;
         batch.keys_scanned += 1;
         if let Some(removed_runs) = &mut batch.removed_runs {
-            match newest_removal(merge_inputs, &batch.last).filter(|_| shown.is_none()) {
+            let removal = engine.newest_removal(state, merge_inputs, &batch.last, guard)?;
+            match removal.filter(|_| shown.is_none()) {
                 Some(seq) => removed_runs.add_removed(1, seq),
                 None => removed_runs.end_run_at_key(&batch.last),
             }
@@ -542,13 +538,6 @@ fn position(direction: Direction, rest: &Bound<Vec<u8>>) -> Option<Vec<u8>> {
     }
 }
 
-/// Returns the commit that removed `key`, the next key of the inputs. Returns zero if no source
-/// contains the key, and `None` if its newest version is a value.
-fn newest_removal(merge_inputs: &[MergeInput<'_>], key: &[u8]) -> Option<Seq> {
-    let newest = merge_inputs.iter().skip(1).find(|merge_input| merge_input.key() == Some(key));
-    newest.map_or(Some(Seq::ZERO), MergeInput::removal_seq)
-}
-
 impl Drop for KreonCursor<'_> {
     fn drop(&mut self) {
         self.engine.scan_length.record(self.pairs_returned + self.pairs.passed());
@@ -580,7 +569,7 @@ impl Cursor for KreonCursor<'_> {
 impl KreonEngine {
     /// Returns the merge inputs of all sources: first the old versions for a view at `at`, then the
     /// newest source, and so on.
-    fn merge_inputs<'g>(
+    pub(crate) fn merge_inputs<'g>(
         &'g self,
         state: &'g KreonState,
         direction: Direction,
@@ -610,11 +599,13 @@ impl KreonEngine {
     /// Returns the version of `key`, the next key of the inputs, that a view at `at` shows.
     fn visible_record<'g>(
         &'g self,
+        state: &KreonState,
         merge_inputs: &[MergeInput<'g>],
         key: &[u8],
         at: Seq,
         guard: &Guard,
     ) -> Result<Option<VisibleRecord<'g>>> {
+        let removed = state.range_seq(key, at, guard);
         let mut version = None;
         for (number, merge_input) in
             merge_inputs.iter().enumerate().filter(|(_, merge_input)| merge_input.key() == Some(key))
@@ -626,7 +617,8 @@ impl KreonEngine {
                 MergeInput::Memtable { memtable, places, next, .. } => {
                     let now = memtable.version(places[*next]);
                     if now.seq <= at && (number == 1 || version.is_none()) {
-                        return Ok(VisibleRecord::from_memtable(now));
+                        let shown = VisibleRecord::from_memtable(now);
+                        return Ok(shown.filter(|_| now.seq >= removed));
                     }
                     // The active memtable may have dropped the version after the input of old
                     // versions was filled.
@@ -639,7 +631,8 @@ impl KreonEngine {
                     if let (None, Some(seen)) = (version, merge_input.level_entry())
                         && self.is_visible_at(&seen, at, guard)?
                     {
-                        return Ok(VisibleRecord::from_level(&seen));
+                        let is_hidden = self.is_hidden(&seen, removed, guard)?;
+                        return Ok(if is_hidden { None } else { VisibleRecord::from_level(&seen) });
                     }
                 }
             }
@@ -647,53 +640,19 @@ impl KreonEngine {
         Ok(version.and_then(VisibleRecord::from_old_version))
     }
 
-    /// Walks over all keys with a value until `count` returns true. Releases the guard after some
-    /// keys, because evicted pages are freed only without guards, and they may be as large as the
-    /// data on disk.
-    fn walk_keys(&self, mut count: impl FnMut(u64) -> bool) -> Result<()> {
-        let mut from = Bound::Unbounded;
-        loop {
-            let guard = &epoch::pin();
-            let mut merge_inputs =
-                self.merge_inputs(self.state(guard), Direction::Forward, borrow_bound(&from), None, guard);
-            let mut left = COUNT_BATCH;
-            from = loop {
-                if let Some(unreadable) = take_damaged(&mut merge_inputs, Direction::Forward) {
-                    return Err(unreadable.error);
-                }
-                let Some(key) = next_key(&merge_inputs, Direction::Forward).map(<[u8]>::to_vec) else {
-                    return Ok(());
-                };
-                if advance_past(&mut merge_inputs, &key, guard) && count(1) {
-                    return Ok(());
-                }
-                left -= 1;
-                if left == 0 {
-                    break Bound::Excluded(key);
-                }
-            };
-        }
-    }
-
-    /// Returns the number of keys of the last level if everything above it is empty. The last level
-    /// has no tombstones.
-    fn last_level_count(&self, guard: &Guard) -> Option<u64> {
-        let state = self.state(guard);
-        let mut others = state.levels.iter().rev().skip(1);
-        let is_alone = state.memtables.filled().next().is_none() && others.all(|level| level.root.is_none());
-        is_alone.then(|| state.levels.last().map_or(0, Level::count))
-    }
-
-    /// Returns the number of live keys, or `enough` if there are more.
-    pub(crate) fn count_keys(&self, enough: u64) -> Result<u64> {
-        if let Some(count) = self.last_level_count(&epoch::pin()) {
-            return Ok(count.min(enough));
-        }
-        let mut all = 0;
-        self.walk_keys(|count| {
-            all += count;
-            all >= enough
-        })?;
-        Ok(all.min(enough))
+    /// Returns the commit that removed `key`, the next key of the inputs. Returns zero if no source
+    /// contains the key, and `None` if its newest version is a value.
+    fn newest_removal(
+        &self,
+        state: &KreonState,
+        merge_inputs: &[MergeInput<'_>],
+        key: &[u8],
+        guard: &Guard,
+    ) -> Result<Option<Seq>> {
+        let newest = merge_inputs.iter().skip(1).find(|merge_input| merge_input.key() == Some(key));
+        let Some(newest) = newest else { return Ok(Some(Seq::ZERO)) };
+        let removed = state.range_seq(key, Seq::LATEST, guard);
+        let is_hidden = removed != Seq::ZERO && newest.is_hidden(self, removed, guard)?;
+        Ok(if is_hidden { Some(removed) } else { newest.removal_seq() })
     }
 }

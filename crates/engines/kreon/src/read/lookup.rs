@@ -2,7 +2,8 @@
 //!
 //! A lookup asks the sources from the newest to the oldest: active memtable, frozen memtable, and
 //! the levels from the first on. For an older view it asks the old versions directly after the
-//! active memtable.
+//! active memtable. A range tombstone of a memtable hides the versions of older commits in all
+//! sources. Old versions end at the tombstone, so a view that sees the tombstone does not see them.
 
 use sheaf_log::record::Record;
 use sheaf_log::segment::{Address, Frame};
@@ -59,6 +60,8 @@ pub(crate) enum FoundVersion<'g> {
     /// A version with the number of its memtable.
     Memtable(KreonVersion, u32),
     Level(LevelEntry<'g>),
+    /// No version: the range tombstone of this commit hides all versions of the key.
+    RemovedRange(Seq),
 }
 
 impl<'g> FoundVersion<'g> {
@@ -66,6 +69,7 @@ impl<'g> FoundVersion<'g> {
         match self {
             FoundVersion::Memtable(version, _) => VisibleRecord::from_memtable(*version),
             FoundVersion::Level(seen) => VisibleRecord::from_level(seen),
+            FoundVersion::RemovedRange(_) => None,
         }
     }
 
@@ -133,9 +137,33 @@ impl KreonEngine {
         self.find_newest_in(state, &state.levels, hash, key, guard)
     }
 
-    /// Returns the version in the first of the memtables and `levels` that contains the key.
+    /// Returns the version in the first of the memtables and `levels` that contains the key, or the
+    /// range tombstone that hides it and all versions in other levels.
     #[inline]
     pub(crate) fn find_newest_in<'g>(
+        &'g self,
+        state: &KreonState,
+        levels: &[Level],
+        hash: u64,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<FoundVersion<'g>>> {
+        let found = self.find_source(state, levels, hash, key, guard)?;
+        let removed = state.range_seq(key, Seq::LATEST, guard);
+        if removed == Seq::ZERO {
+            return Ok(found);
+        }
+        let is_hidden = match &found {
+            Some(FoundVersion::Memtable(version, _)) => version.seq < removed,
+            Some(FoundVersion::Level(seen)) => self.is_hidden(seen, removed, guard)?,
+            Some(FoundVersion::RemovedRange(_)) | None => true,
+        };
+        Ok(if is_hidden { Some(FoundVersion::RemovedRange(removed)) } else { found })
+    }
+
+    /// Like [`KreonEngine::find_newest_in`], without the range tombstones.
+    #[inline]
+    pub(crate) fn find_source<'g>(
         &'g self,
         state: &KreonState,
         levels: &[Level],
@@ -154,6 +182,16 @@ impl KreonEngine {
             }
         }
         Ok(None)
+    }
+
+    /// Whether the range tombstone of commit `removed` hides a level's entry. An entry is newer
+    /// only if a checkpoint contains the tombstone and recovery has replayed it again. All entries
+    /// of its range are newer then, also a void one.
+    pub(crate) fn is_hidden(&self, seen: &LevelEntry<'_>, removed: Seq, guard: &Guard) -> Result<bool> {
+        if seen.max_seq < removed {
+            return Ok(true);
+        }
+        Ok(removed != Seq::ZERO && self.seq_of(seen, guard)?.is_some_and(|seq| seq < removed))
     }
 
     /// Whether the levels have a version of `key` that is not older than `seq`.
@@ -200,9 +238,17 @@ impl KreonEngine {
         if at != Seq::LATEST {
             return self.find_at(at, key, guard);
         }
-        let source = self.find_newest(self.state(guard), self.hash(key), key, guard)?;
-        if let Some(FoundVersion::Memtable(version, _)) = &source {
-            self.context.wait_visible(version.seq)?;
+        let hash = self.hash(key);
+        let mut source = self.find_newest(self.state(guard), hash, key, guard)?;
+        if let Some(FoundVersion::RemovedRange(seq)) = source {
+            self.context.wait_visible(seq)?;
+            // The commit may have put the key after it removed the range.
+            source = self.find_newest(self.state(guard), hash, key, guard)?;
+        }
+        match &source {
+            Some(FoundVersion::Memtable(version, _)) => self.context.wait_visible(version.seq)?,
+            Some(FoundVersion::RemovedRange(seq)) => self.context.wait_visible(*seq)?,
+            Some(FoundVersion::Level(_)) | None => {}
         }
         Ok(source.and_then(|source| source.visible_record()))
     }
@@ -222,8 +268,13 @@ impl KreonEngine {
         }
         let active =
             state.memtables.active.find(hash, key, guard).map(|place| state.memtables.active.version(place));
+        let removed = state.range_seq(key, at, guard);
+        let from_memtable = |version: KreonVersion| match version.seq < removed {
+            true => None,
+            false => VisibleRecord::from_memtable(version),
+        };
         if let Some(version) = active.filter(|version| version.seq <= at) {
-            return Ok(VisibleRecord::from_memtable(version));
+            return Ok(from_memtable(version));
         }
         // Read the old versions after the state was loaded, and before its lower sources: a version
         // that these drop is among the old ones before.
@@ -235,12 +286,13 @@ impl KreonEngine {
         let frozen =
             state.memtables.frozen().and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
         if let Some(version) = frozen.filter(|version| version.seq <= at) {
-            return Ok(VisibleRecord::from_memtable(version));
+            return Ok(from_memtable(version));
         }
         for level in &*state.levels {
             let Some(seen) = self.level_store.find(level, hash, key, guard)? else { continue };
             if self.is_visible_at(&seen, at, guard)? {
-                return Ok(VisibleRecord::from_level(&seen));
+                let is_hidden = self.is_hidden(&seen, removed, guard)?;
+                return Ok(if is_hidden { None } else { VisibleRecord::from_level(&seen) });
             }
         }
         Ok(None)

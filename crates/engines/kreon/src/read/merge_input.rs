@@ -14,8 +14,10 @@ use std::ops::Bound;
 use sheaf_engine::memtable::arena::ArenaOffset;
 use sheaf_log::segment::Address;
 use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::Guard;
 
+use crate::engine::KreonEngine;
 use crate::memtable::KreonMemtable;
 use crate::tree::node::Node;
 use crate::tree::{LeafPosition, Level, LevelEntry, LevelStore, SeekTarget, Unreadable};
@@ -250,6 +252,30 @@ impl MergeInput<'_> {
         }
     }
 
+    /// Whether the range tombstone of commit `removed` hides the version of the current key.
+    pub(crate) fn is_hidden(&self, engine: &KreonEngine, removed: Seq, guard: &Guard) -> Result<bool> {
+        match self {
+            MergeInput::Memtable { memtable, places, next, .. } => {
+                Ok(places.get(*next).is_some_and(|place| memtable.version(*place).seq < removed))
+            }
+            MergeInput::Level { .. } => match self.level_entry() {
+                Some(seen) => engine.is_hidden(&seen, removed, guard),
+                None => Ok(false),
+            },
+            MergeInput::Versions { .. } | MergeInput::Damaged(_) => Ok(false),
+        }
+    }
+
+    /// Whether the version of the current key is a value.
+    pub(crate) fn is_value(&self) -> bool {
+        match self {
+            MergeInput::Memtable { memtable, places, next, .. } => {
+                places.get(*next).is_some_and(|place| !memtable.version(*place).word.is_tombstone())
+            }
+            _ => self.level_entry().is_some_and(|seen| !seen.entry.is_tombstone()),
+        }
+    }
+
     /// Skips up to `most` tombstones of commits up to `at`. Stops if `is_alone` is false: another
     /// input has a key at or before theirs. Only the input of a memtable skips any.
     pub(crate) fn skip_removed(
@@ -279,22 +305,6 @@ impl MergeInput<'_> {
         passed.last.extend_from_slice(last.unwrap_or_default());
         passed
     }
-}
-
-/// Advances all inputs past `key`, the next one. Returns whether its newest version is a value.
-pub(crate) fn advance_past<'g>(merge_inputs: &mut [MergeInput<'g>], key: &[u8], guard: &'g Guard) -> bool {
-    let mut newest = None;
-    for merge_input in merge_inputs.iter_mut().filter(|merge_input| merge_input.key() == Some(key)) {
-        let is_tombstone = match merge_input {
-            MergeInput::Memtable { memtable, places, next, .. } => {
-                memtable.version(places[*next]).word.is_tombstone()
-            }
-            _ => merge_input.level_entry().is_none_or(|seen| seen.entry.is_tombstone()),
-        };
-        newest.get_or_insert(!is_tombstone);
-        merge_input.advance(Direction::Forward, guard);
-    }
-    newest == Some(true)
 }
 
 /// Takes the unreadable range that the scan reaches before the next key of the other inputs, or at

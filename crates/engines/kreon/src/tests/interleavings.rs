@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use sheaf_engine::contract::{EngineCheckpoint, Liveness};
+use sheaf_engine::contract::{Action, EngineCheckpoint, EngineCommits, EngineOp, Liveness};
 use sheaf_engine::views::Views;
 use sheaf_log::segment::{Address, DATA_START};
 use sheaf_log::types::Seq;
@@ -157,5 +157,47 @@ fn a_relocated_record_does_not_replace_a_newer_one_spilled_concurrently() {
         let guard = &epoch::pin();
         let found = engine.find_at(Seq::LATEST, b"k", guard).expect("nothing is read");
         assert_eq!(found.map(|shown| shown.address), Some(Address::new(segment.slot(), new)));
+    });
+}
+
+/// A step applies the range tombstone of a frozen memtable while readers and GC look for a key in
+/// its range. The newest state never shows the key, and an older view always does.
+#[test]
+fn a_removed_range_stays_removed_while_a_step_applies_it() {
+    explore(1000, || {
+        let (engine, segment) = engine_with_segment();
+        let address = Address::new(segment.slot(), DATA_START);
+        let len = write(&segment, DATA_START, b"k", &[7; 200], 1);
+        set_version(&engine, b"k", RecordWord::put(address, len, false), 1);
+        spill_all(&engine);
+        let mut views = Views::default();
+        views.register(Seq(1));
+        let removal = EngineOp::new(b"a", Action::RemoveRange(Some(b"z")));
+        engine.apply(Seq(2), &removal, &views);
+        engine.freeze();
+        let engine = Arc::new(engine);
+        let reader = {
+            let engine = Arc::clone(&engine);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let guard = &epoch::pin();
+                    let shown = |at| engine.find_at(at, b"k", guard).expect("nothing is read");
+                    assert!(shown(Seq::LATEST).is_none(), "a removed key");
+                    assert_eq!(shown(Seq(1)).map(|shown| shown.address), Some(address));
+                }
+            })
+        };
+        let cleaner = {
+            let engine = Arc::clone(&engine);
+            thread::spawn(move || {
+                let guard = &epoch::pin();
+                let liveness = engine.liveness_at(b"k", address, guard).expect("nothing is read");
+                assert_eq!(liveness, Liveness::Pinned);
+            })
+        };
+        while engine.step(&views.copy_as_of(Seq(2))).expect("a step") {}
+        reader.join().expect("it reads");
+        cleaner.join().expect("it asks");
+        assert_eq!(engine.state(&epoch::pin()).last_nonempty_level(), None);
     });
 }

@@ -8,6 +8,7 @@ mod interleavings;
 mod level_tree;
 mod live_bitmap;
 mod page_reuse;
+mod range_tombstones;
 mod removed_keys;
 mod spills;
 mod views;

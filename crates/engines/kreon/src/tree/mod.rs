@@ -23,6 +23,7 @@ use std::sync::Arc;
 use sheaf_engine::memtable::Memtables;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Error;
+use sheaf_platform::sync::epoch::Guard;
 
 pub(crate) use self::level_store::{LevelStore, record_seq};
 use self::node::{LeafEntry, Node, NodeRef};
@@ -74,6 +75,20 @@ impl KreonState {
     /// memtable.
     pub(crate) fn with_levels(&self, levels: Vec<Level>, is_spilled: bool) -> KreonState {
         KreonState { memtables: self.memtables.without_flushed(is_spilled), levels: levels.into() }
+    }
+
+    /// Returns the commit of the newest range tombstone that covers `key` and that a view at `at`
+    /// sees. Returns zero if there is none. All versions of older commits are hidden.
+    #[inline]
+    pub(crate) fn range_seq(&self, key: &[u8], at: Seq, guard: &Guard) -> Seq {
+        let seqs = self.memtables.iter().map(|memtable| memtable.ranges().seq_of(key, at, guard));
+        seqs.max().unwrap_or(Seq::ZERO)
+    }
+
+    /// Returns the commit of the oldest range tombstone after commit `seq` that covers `key`, as
+    /// far as a view needs to know.
+    pub(crate) fn next_range_seq(&self, key: &[u8], seq: Seq, guard: &Guard) -> Option<Seq> {
+        self.memtables.iter().filter_map(|memtable| memtable.ranges().next_seq(key, seq, guard)).min()
     }
 
     /// Returns the lowest level that is not empty.

@@ -321,10 +321,12 @@ impl Store {
         let &GcCandidate { keyspace, scanned, record, hashed_key } = candidate;
         let header = &scanned.frame.header;
         match record.content {
-            RecordContent::Remove if header.kind != FrameKind::Pinned && header.seq > line => {
+            RecordContent::Remove | RecordContent::RemoveRange(_)
+                if header.kind != FrameKind::Pinned && header.seq > line =>
+            {
                 Ok(Liveness::Newest)
             }
-            RecordContent::Remove => {
+            RecordContent::Remove | RecordContent::RemoveRange(_) => {
                 if !keyspace.engine()?.is_replay_finished() {
                     // Reads the part that the last opening deferred.
                     prefetch_for_relocate(keyspace, hashed_key)?;

@@ -115,7 +115,8 @@ impl Store {
         piece.seqs = Some((low.min(header.seq), high.max(header.seq)));
         let to = Address::new(tail.segment.slot(), to);
         let key = start + HEADER + (hashed_key.key.as_ptr().addr() - body.as_ptr().addr());
-        let is_tomb = record.content == RecordContent::Remove && liveness == Liveness::Newest;
+        let is_removal = matches!(record.content, RecordContent::Remove | RecordContent::RemoveRange(_));
+        let is_tomb = is_removal && liveness == Liveness::Newest;
         let key = key..key + hashed_key.key.len();
         let (hash, blob) = (hashed_key.hash, record.content.blob_id());
         piece.moves.push(PendingMove { keyspace, from, to, span, key, hash, is_tombstone: is_tomb, blob });
