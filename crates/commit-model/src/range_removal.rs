@@ -2,12 +2,14 @@
 //!
 //! One key in the range, a snapshot, and a crash at any time. The removal is one record, the *range
 //! tombstone*. Jobs are puts of the key, a compare-and-swap of it, a transaction that read it,
-//! and removals of the range.
+//! removals of the range, replacements of its content by one batch, and gets of the key.
 //!
 //! ## Picture
 //! ```text
 //!   put, swap:  [Read] ─> Take the stripe ─> Reserve ─> Apply to the memtable, complete
 //!   removal:    Take all stripes          ─> Reserve ─> Apply (tombstone), complete
+//!   replacement: like a removal, but after the tombstone it applies a put of the same seq
+//!   get:        Look ─> wait until the commit that it found is complete ─> Answer
 //!   memtable ── Freeze ──> frozen ── Flush ──> files       log: records since the last freeze
 //!   Crash ─> the log is replayed in any order ─> end
 //! ```
@@ -17,6 +19,7 @@
 //! - I4: a swap and a transaction commit only on the version right before them in the commit order.
 //! - I6: while no commit is between its seq and its completion, the newest state has the last put,
 //!   unless a removal follows it. A snapshot sees the state at its seq. A replay restores both.
+//! - I7: a get returns the result of one of the commits between its begin and its end.
 //!
 //! ## Not modeled
 //! Bytes of the log, and several memtables that are frozen at once (`memtable_queue`).
@@ -36,6 +39,10 @@ pub enum RangeJob {
     Transaction,
     /// Removes the range.
     Remove,
+    /// Removes the range and puts the key, in one commit.
+    Replace,
+    /// Gets the key in the newest state.
+    Get,
 }
 
 /// Model of range removals.
@@ -63,7 +70,23 @@ enum RemovalPhase {
     Holding(u8),
     /// Has a seq.
     Reserved(u8),
+    /// A replacement has applied its tombstone, and its put is to follow.
+    HalfApplied(u8),
+    /// A get waits for the commit of the entry that it found.
+    Waiting(FoundEntry),
     Done,
+}
+
+/// Entry that a get has found.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+struct FoundEntry {
+    /// Commit of the put, or of the tombstone that hides all puts.
+    seq: u8,
+    removed: bool,
+    /// Last commit that was complete when the get began.
+    since: u8,
+    /// Commit of the tombstone after which the get has looked again.
+    waited: u8,
 }
 
 /// Threads, log, memtables, files and the snapshot.
@@ -100,8 +123,13 @@ pub enum RangeRemovalAction {
     Take(usize),
     /// Reserves a seq.
     Reserve(usize),
-    /// Applies the record. The commit is complete.
+    /// Applies the record, or the next one of a replacement. After the last one the commit is
+    /// complete.
     Apply(usize),
+    /// A get looks the key up.
+    Look(usize),
+    /// A get has waited for the commit that it found. It returns, or looks again.
+    Answer(usize),
     /// A snapshot is registered.
     TakeView,
     /// The memtable is frozen. No commit is running.
@@ -128,12 +156,35 @@ fn expected(records: &[Record], at: u8) -> Option<u8> {
 }
 
 impl RangeRemovalState {
+    /// Returns the seqs of the commits that are not complete.
+    fn running(&self) -> impl Iterator<Item = u8> {
+        self.phases.iter().filter_map(|phase| match phase {
+            RemovalPhase::Reserved(seq) | RemovalPhase::HalfApplied(seq) => Some(*seq),
+            _ => None,
+        })
+    }
+
     fn has_running_commit(&self) -> bool {
-        self.phases.iter().any(|phase| matches!(phase, RemovalPhase::Reserved(_)))
+        self.running().next().is_some()
     }
 
     fn has_stripe_holder(&self) -> bool {
-        self.phases.iter().any(|phase| matches!(phase, RemovalPhase::Holding(_) | RemovalPhase::Reserved(_)))
+        self.has_running_commit() || self.phases.iter().any(|phase| matches!(phase, RemovalPhase::Holding(_)))
+    }
+
+    /// Returns the last commit with no incomplete one up to it.
+    fn visible(&self) -> u8 {
+        self.running().min().map_or(self.last, |seq| seq - 1)
+    }
+
+    /// Returns the entry that a get finds now.
+    fn look(&self, since: u8, waited: u8) -> FoundEntry {
+        let frozen = self.frozen.iter().flatten();
+        let all = || self.files.iter().chain(frozen.clone()).chain(&self.active);
+        let newest =
+            |removes| all().filter(|record| record.removes == removes).map(|record| record.seq).max();
+        let (put, tombstone) = (newest(false).unwrap_or(0), newest(true).unwrap_or(0));
+        FoundEntry { seq: put.max(tombstone), removed: put == 0 || put < tombstone, since, waited }
     }
 
     /// Returns the version that a reader at `at` finds.
@@ -147,7 +198,7 @@ impl RangeRemovalState {
         }
         let newest =
             |removes| seen().filter(|record| record.removes == removes).map(|record| record.seq).max();
-        newest(false).filter(|put| newest(true).is_none_or(|tombstone| tombstone < *put))
+        newest(false).filter(|put| newest(true).is_none_or(|tombstone| tombstone <= *put))
     }
 }
 
@@ -189,12 +240,23 @@ impl Model for RangeRemovalModel {
                     actions.push(RangeRemovalAction::Read(who));
                 }
                 RemovalPhase::Idle if reads => {}
+                RemovalPhase::Idle if self.jobs[who] == RangeJob::Get => {
+                    actions.push(RangeRemovalAction::Look(who));
+                }
+                RemovalPhase::Waiting(found) if found.seq <= state.visible() => {
+                    actions.push(RangeRemovalAction::Answer(who));
+                }
                 RemovalPhase::Idle | RemovalPhase::Read(_) if self.may_take(state, who) => {
                     actions.push(RangeRemovalAction::Take(who));
                 }
                 RemovalPhase::Holding(_) => actions.push(RangeRemovalAction::Reserve(who)),
-                RemovalPhase::Reserved(_) => actions.push(RangeRemovalAction::Apply(who)),
-                RemovalPhase::Idle | RemovalPhase::Read(_) | RemovalPhase::Done => {}
+                RemovalPhase::Reserved(_) | RemovalPhase::HalfApplied(_) => {
+                    actions.push(RangeRemovalAction::Apply(who));
+                }
+                RemovalPhase::Idle
+                | RemovalPhase::Read(_)
+                | RemovalPhase::Waiting(_)
+                | RemovalPhase::Done => {}
             }
         }
         if !state.has_stripe_holder() {
@@ -230,8 +292,10 @@ impl RangeRemovalModel {
     /// another key, the start of its range. A transaction closes the window, which excludes all.
     fn may_take(&self, state: &RangeRemovalState, who: usize) -> bool {
         let takes_all = self.rules.range_removals_take_all_stripes;
-        let holds =
-            |phase: &RemovalPhase| matches!(phase, RemovalPhase::Holding(_) | RemovalPhase::Reserved(_));
+        let holds = |phase: &RemovalPhase| {
+            use RemovalPhase::{HalfApplied, Holding, Reserved};
+            matches!(phase, Holding(_) | Reserved(_) | HalfApplied(_))
+        };
         let conflicts = |(other, phase): (usize, &RemovalPhase)| {
             let is_apart = |who: usize| !takes_all && self.jobs[who] == RangeJob::Remove;
             let closes = |who: usize| self.jobs[who] == RangeJob::Transaction;
@@ -266,22 +330,16 @@ impl RangeRemovalModel {
                 let is_stale = match self.jobs[who] {
                     RangeJob::Swap => newest != seen,
                     RangeJob::Transaction => state.recorded.iter().any(|seq| *seq > seen),
-                    RangeJob::Put | RangeJob::Remove => false,
+                    _ => false,
                 };
                 state.phases[who] = if is_stale { RemovalPhase::Done } else { RemovalPhase::Holding(seen) };
             }
             RangeRemovalAction::Reserve(who) => self.reserve(state, who),
-            RangeRemovalAction::Apply(who) => {
-                if let RemovalPhase::Reserved(seq) = state.phases[who]
-                    && let Some(record) = state.commits.iter().find(|record| record.seq == seq)
-                {
-                    state.active.push(*record);
-                    if !record.removes || self.rules.range_removals_record_their_range {
-                        state.recorded.push(seq); // without the rule: only the start of the range
-                    }
-                }
-                state.phases[who] = RemovalPhase::Done;
+            RangeRemovalAction::Apply(who) => self.apply(state, who),
+            RangeRemovalAction::Look(who) => {
+                state.phases[who] = RemovalPhase::Waiting(state.look(state.visible(), 0));
             }
+            RangeRemovalAction::Answer(who) => self.answer(state, who),
             RangeRemovalAction::TakeView => state.view = Some(state.last),
             RangeRemovalAction::Freeze => {
                 state.frozen = Some(std::mem::take(&mut state.active));
@@ -302,13 +360,44 @@ impl RangeRemovalModel {
         }
     }
 
+    fn apply(&self, state: &mut RangeRemovalState, who: usize) {
+        let (seq, removes, phase) = match state.phases[who] {
+            RemovalPhase::Reserved(seq) if self.jobs[who] == RangeJob::Replace => {
+                (seq, true, RemovalPhase::HalfApplied(seq))
+            }
+            RemovalPhase::Reserved(seq) => (seq, self.jobs[who] == RangeJob::Remove, RemovalPhase::Done),
+            RemovalPhase::HalfApplied(seq) => (seq, false, RemovalPhase::Done),
+            _ => return,
+        };
+        state.active.push(Record { seq, removes });
+        if !removes || self.rules.range_removals_record_their_range {
+            state.recorded.push(seq); // without the rule: only the start of the range
+        }
+        state.phases[who] = phase;
+    }
+
+    /// Ends a get after the commit of its entry is complete, or lets it look again.
+    fn answer(&self, state: &mut RangeRemovalState, who: usize) {
+        let RemovalPhase::Waiting(found) = state.phases[who] else { return };
+        let looks_again = self.rules.gets_look_again_behind_range_tombstones;
+        if found.removed && looks_again && found.seq != found.waited {
+            state.phases[who] = RemovalPhase::Waiting(state.look(found.since, found.seq));
+            return;
+        }
+        let result = (!found.removed).then_some(found.seq);
+        if !(found.since..=state.last).any(|at| expected(&state.commits, at) == result) {
+            state.broken_invariant = Some(BrokenInvariant::UnexplainedRead);
+        }
+        state.phases[who] = RemovalPhase::Done;
+    }
+
     fn reserve(&self, state: &mut RangeRemovalState, who: usize) {
         let RemovalPhase::Holding(seen) = state.phases[who] else { return };
         let newest = state.commits.last().map_or(0, |record| record.seq);
         let is_missed = match self.jobs[who] {
             RangeJob::Swap => expected(&state.commits, u8::MAX).unwrap_or(0) != seen,
             RangeJob::Transaction => newest > seen,
-            RangeJob::Put | RangeJob::Remove => false,
+            _ => false,
         };
         if is_missed {
             state.broken_invariant = Some(BrokenInvariant::UnexplainedRead);
@@ -318,8 +407,13 @@ impl RangeRemovalModel {
             state.phases[who] = RemovalPhase::Done; // its own key is not modeled
             return;
         }
-        let removes = self.jobs[who] == RangeJob::Remove;
-        state.commits.push(Record { seq: state.last, removes });
+        let (seq, job) = (state.last, self.jobs[who]);
+        if matches!(job, RangeJob::Remove | RangeJob::Replace) {
+            state.commits.push(Record { seq, removes: true });
+        }
+        if job != RangeJob::Remove {
+            state.commits.push(Record { seq, removes: false });
+        }
         state.phases[who] = RemovalPhase::Reserved(state.last);
     }
 
@@ -333,7 +427,8 @@ impl RangeRemovalModel {
         let Some(tombstone) = tombstone.filter(|_| self.rules.flushes_apply_range_tombstones) else { return };
         let keeps = self.rules.flushes_keep_versions_of_views;
         let view = state.view.filter(|view| *view < tombstone && keeps);
-        state.files.retain(|record| record.seq > tombstone || view.is_some());
+        // A put of the tombstone's commit came after it.
+        state.files.retain(|record| record.seq >= tombstone || view.is_some());
         if view.is_some() {
             state.files.extend(tombstones); // a tombstone of each key that still has versions
         }

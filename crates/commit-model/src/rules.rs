@@ -285,6 +285,9 @@ pub struct ProtocolRules {
     /// R20: while there are readers of ranges, the removal of a range is recorded as a change of
     /// each key in it.
     pub range_removals_record_their_range: bool,
+    /// R20: a get that waited for the commit of a range tombstone looks the key up again, since the
+    /// same commit may have put it.
+    pub gets_look_again_behind_range_tombstones: bool,
 
     // Renames of keyspaces (module `keyspace_rename`, decisions/0058).
     /// R21: a rename is one commit, which removes the old name and gives the new one.
@@ -420,6 +423,7 @@ impl ProtocolRules {
         flushes_apply_range_tombstones: true,
         flushes_keep_versions_of_views: true,
         range_removals_record_their_range: true,
+        gets_look_again_behind_range_tombstones: true,
         renames_are_one_commit: true,
         root_has_the_names_at_its_floor: true,
         all_commits_beside_a_damaged_log_count: true,

@@ -18,6 +18,8 @@ fn every_rule_on_holds_for_range_removals() {
         vec![RangeJob::Put, RangeJob::Remove, RangeJob::Put, RangeJob::Remove],
         vec![RangeJob::Put, RangeJob::Remove, RangeJob::Swap],
         vec![RangeJob::Put, RangeJob::Remove, RangeJob::Transaction],
+        vec![RangeJob::Replace, RangeJob::Remove, RangeJob::Put, RangeJob::Get],
+        vec![RangeJob::Replace, RangeJob::Replace, RangeJob::Swap, RangeJob::Get],
     ];
     for jobs in all {
         let name = format!("range removal, {jobs:?}");
@@ -47,6 +49,12 @@ fn a_tombstone_that_leaves_memory_too_early_brings_a_pair_back() {
 fn a_flush_drops_a_pair_that_a_snapshot_sees() {
     let rules = ProtocolRules { flushes_keep_versions_of_views: false, ..ProtocolRules::all() };
     breaks(rules, &PUTS, BrokenInvariant::Index);
+}
+
+#[test]
+fn a_get_that_saw_half_of_a_replacement_returns_nothing() {
+    let rules = ProtocolRules { gets_look_again_behind_range_tombstones: false, ..ProtocolRules::all() };
+    breaks(rules, &[RangeJob::Replace, RangeJob::Get], BrokenInvariant::UnexplainedRead);
 }
 
 #[test]

@@ -26,8 +26,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Memtable, MemtableVersion};
+use crate::context::EngineContext;
 use crate::contract::EngineOp;
 use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
 use sheaf_platform::memory::Memory;
 use sheaf_platform::sync::epoch::Guard;
 
@@ -227,6 +229,35 @@ impl Memtables {
             }
         }
         None
+    }
+
+    /// Like [`Memtables::find`] in the newest state, and waits until the commit of the version is
+    /// visible. The caller must hold no lock that `apply` takes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Poisoned`](sheaf_platform::error::Error::Poisoned) if that commit failed.
+    #[inline]
+    pub fn find_visible(
+        &self,
+        hash: u64,
+        key: &[u8],
+        context: &EngineContext,
+        guard: &Guard,
+    ) -> Result<Option<(&Memtable, MemtableVersion)>> {
+        let mut waited = Seq::ZERO;
+        loop {
+            let found = self.find(hash, key, Seq::LATEST, guard);
+            let Some((memtable, version)) = found else { return Ok(None) };
+            context.wait_visible(version.seq)?;
+            // A commit that removes a range and then puts the key applies the put last. The first
+            // lookup may see only the tombstone. The put is in the same memtable, because a freeze
+            // waits for commits that are being applied.
+            if !version.word.is_tombstone() || memtable.ranges.is_empty() || version.seq == waited {
+                return Ok(found);
+            }
+            waited = version.seq;
+        }
     }
 
     /// Returns true if a memtable has range tombstones.

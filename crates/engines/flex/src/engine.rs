@@ -231,10 +231,11 @@ impl FlexEngine {
         with: impl FnOnce(LookupResult<'_>) -> Result<R>,
     ) -> Result<R> {
         let state = self.state(guard);
-        if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
-            if is_revealed {
-                self.interval_cache.context.wait_visible(version.seq)?;
-            }
+        let found = match is_revealed {
+            true => state.memtables.find_visible(hash, key, &self.interval_cache.context, guard)?,
+            false => state.memtables.find(hash, key, at, guard),
+        };
+        if let Some((memtable, version)) = found {
             if version.word.is_tombstone() {
                 return with(LookupResult::NotFound);
             }

@@ -116,6 +116,41 @@ fn a_transaction_counts_before_a_removal(engine: &str) {
     }
 }
 
+/// Batches that remove a range and put a key of it, next to a reader: the key is never missing.
+fn a_replacing_batch_never_hides_its_key(engine: &str) {
+    let engine_name = engine.to_owned();
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = open_keyspace(&db, "a", engine);
+    keyspace.insert("m", "0").expect("it inserts");
+    let writer = {
+        let (db, keyspace) = (db.clone(), keyspace.clone());
+        spawn(move || {
+            for turn in 0..2 {
+                let mut batch = db.batch();
+                batch.remove_range::<&[u8]>(&keyspace, ..).insert(&keyspace, "m", [turn]);
+                batch.submit().expect("it commits");
+            }
+        })
+    };
+    let reader = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            for _ in 0..2 {
+                assert!(keyspace.get("m").expect("it reads").is_some(), "{engine_name}: get");
+                assert!(keyspace.contains_key("m").expect("it reads"), "{engine_name}: contains_key");
+            }
+        })
+    };
+    join([writer, reader]);
+    assert_eq!(keyspace.get("m").expect("it reads").as_deref(), Some(&[1][..]), "{engine}");
+}
+
+#[test]
+fn a_get_next_to_batches_that_replace_its_key() {
+    on_every_engine(1_000, a_replacing_batch_never_hides_its_key);
+}
+
 #[test]
 fn a_transaction_next_to_a_removal_of_its_range() {
     on_every_engine(1_000, a_transaction_counts_before_a_removal);

@@ -43,10 +43,11 @@ impl DelsmEngine {
         with: impl FnOnce(LookupResult<'_>) -> Result<R>,
     ) -> Result<R> {
         let hash = self.keyspace.hash(key);
-        if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
-            if at == Seq::LATEST {
-                self.keyspace.context.wait_visible(version.seq)?;
-            }
+        let found = match at {
+            Seq::LATEST => state.memtables.find_visible(hash, key, &self.keyspace.context, guard)?,
+            at => state.memtables.find(hash, key, at, guard),
+        };
+        if let Some((memtable, version)) = found {
             if version.word.is_tombstone() {
                 return with(LookupResult::Absent);
             }
@@ -71,10 +72,11 @@ impl DelsmEngine {
         guard: &Guard,
     ) -> Result<Option<Seq>> {
         let (state, hash) = (self.state(guard), self.keyspace.hash(key));
-        if let Some((_, version)) = state.memtables.find(hash, key, at, guard) {
-            if is_revealed {
-                self.keyspace.context.wait_visible(version.seq)?;
-            }
+        let found = match is_revealed {
+            true => state.memtables.find_visible(hash, key, &self.keyspace.context, guard)?,
+            false => state.memtables.find(hash, key, at, guard),
+        };
+        if let Some((_, version)) = found {
             return Ok((!version.word.is_tombstone()).then_some(version.seq));
         }
         let found = state.version.find(hash, key, at)?;

@@ -238,18 +238,20 @@ impl KreonEngine {
         if at != Seq::LATEST {
             return self.find_at(at, key, guard);
         }
-        let hash = self.hash(key);
-        let mut source = self.find_newest(self.state(guard), hash, key, guard)?;
-        if let Some(FoundVersion::RemovedRange(seq)) = source {
-            self.context.wait_visible(seq)?;
-            // The commit may have put the key after it removed the range.
-            source = self.find_newest(self.state(guard), hash, key, guard)?;
-        }
-        match &source {
-            Some(FoundVersion::Memtable(version, _)) => self.context.wait_visible(version.seq)?,
-            Some(FoundVersion::RemovedRange(seq)) => self.context.wait_visible(*seq)?,
-            Some(FoundVersion::Level(_)) | None => {}
-        }
+        let (hash, mut waited) = (self.hash(key), Seq::ZERO);
+        let source = loop {
+            let source = self.find_newest(self.state(guard), hash, key, guard)?;
+            match &source {
+                Some(FoundVersion::Memtable(version, _)) => self.context.wait_visible(version.seq)?,
+                Some(FoundVersion::RemovedRange(seq)) if *seq != waited => {
+                    self.context.wait_visible(*seq)?;
+                    waited = *seq;
+                    continue; // the same commit may have put the key after this lookup
+                }
+                Some(FoundVersion::Level(_) | FoundVersion::RemovedRange(_)) | None => {}
+            }
+            break source;
+        };
         Ok(source.and_then(|source| source.visible_record()))
     }
 

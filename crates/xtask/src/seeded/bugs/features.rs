@@ -183,6 +183,17 @@ pub(super) const BUGS: &[SeededBug] = &[
         test: database_test(Some("delsm"), "range_removal::puts_next_to_removals_of_their_range"),
     },
     SeededBug {
+        name: "a-get-does-not-look-again-behind-a-range-tombstone",
+        breaks: "R20, W44",
+        file: "crates/engine/src/memtable/memtables.rs",
+        edits: &[SourceEdit {
+            find: "                return Ok(found);\n            }\n            waited = version.seq;",
+            replace: "                return Ok(found);\n            }\n            return Ok(found);",
+        }],
+        effect: BugEffect::Failure,
+        test: database_test(Some("flex"), "range_removal::a_get_next_to_batches_that_replace_its_key"),
+    },
+    SeededBug {
         name: "a-removed-range-is-recorded-as-its-first-key",
         breaks: "R20, W44",
         file: TRANSACTION,
