@@ -80,6 +80,7 @@ pub(crate) const IDLE_SAMPLES: u32 = 8;
 /// Number of locks of replay. Threads replay records with different locks at the same time.
 const REPLAY_LOCKS: usize = 1 << REPLAY_LOCK_BITS;
 const REPLAY_LOCK_BITS: u32 = 6;
+
 /// Held by a thread that replays a record of some keys. On a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]

@@ -23,6 +23,7 @@ use crate::tree::node::{
 const RECORD_OVERHEAD: usize = 48;
 /// Records that are prefetched ahead of the one with the value to copy.
 const PREFETCHED_RECORDS: usize = 8;
+
 /// Entries that one step moves down.
 #[derive(Default)]
 pub(crate) struct SpillBatch<'k> {
