@@ -100,6 +100,15 @@ pub(crate) struct ThreadTimes {
     pub(crate) queued: Duration,
 }
 
+/// Returns the number of times that this thread waited for a page of a file from the device, since
+/// its start.
+pub(crate) fn device_reads() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
+    // The name before the last bracket may contain spaces. The number of major faults is field 12.
+    let fields = text.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
+    fields.split_whitespace().nth(9).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
 /// Returns the times of this thread.
 pub(crate) fn thread_times() -> ThreadTimes {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
