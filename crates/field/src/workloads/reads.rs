@@ -113,12 +113,13 @@ fn gets(context: &CaseContext) -> CaseResult {
             assert!(found, "every key is there");
             let took = began.elapsed();
             latencies.add(took);
+            if took > SHORT_GET && device_reads() > read_before {
+                longest.elapsed = longest.elapsed.max(took);
+                longest.from_device = longest.from_device.max(took);
+                longest.device_gets += 1;
+                continue;
+            }
             if took > SHORT_GET.max(longest.unqueued) {
-                if device_reads() > read_before {
-                    let get = LongestGets { elapsed: took, from_device: took, ..LongestGets::default() };
-                    longest = longest.max(LongestGets { device_gets: 1, ..get });
-                    continue;
-                }
                 let now = thread_times();
                 let mut waited = now.queued.saturating_sub(before.queued);
                 if sched_getcpu() == cpu {
