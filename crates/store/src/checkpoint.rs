@@ -14,13 +14,12 @@
 //! later. GC moved the live entries of these segments after c, so replay finds the copies
 //! (commit.md, scenario 9). The journal's segments before c are freed.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::commit::CommitWrite;
 use crate::commit::tail::log_of;
-use crate::pass::{MaintenanceMode, PassOutcome, PoisonOnPanic};
+use crate::pass::{MaintenanceMode, PassOutcome};
 use crate::space::log::{LogState, UncheckpointedCounts};
 use crate::space::preallocate::{FULL_DISK_READER_WAIT, MEMORY_READER_WAIT};
 use crate::space::root_writer::{PendingFree, RootState};
@@ -28,7 +27,6 @@ use crate::{KeyspaceState, Store};
 use crate::{event, span};
 use sheaf_engine::checkpoint_file::{self, ImageWriter};
 use sheaf_engine::contract::Engine;
-use sheaf_engine::views::Views;
 use sheaf_log::root::{CheckpointRef, LogPosition};
 use sheaf_log::segment::DATA_START;
 use sheaf_log::types::{LogId, SegmentId, Seq};
@@ -55,8 +53,6 @@ const MANY_KEYSPACES: usize = 16;
 /// Maximum ratio of the images to the bytes appended since the last checkpoint, if a caller asks
 /// for space.
 const REQUESTED_IMAGE_FACTOR: u64 = 1024;
-/// Steps of an engine between two rounds of the other maintenance.
-const STEPS_PER_PASS: usize = 16;
 /// Engine steps for a commit that finds no space or no memory. On a full disk, the maximum number
 /// of steps in a row without a gain.
 const RELIEF_STEPS: usize = 8;
@@ -340,8 +336,11 @@ impl Store {
         let mut keyspaces = self.keyspaces_of(self.log(LogId::Journal));
         keyspaces.retain(|keyspace| keyspace.engine().is_ok_and(|engine| engine.wants_freeze()));
         if !keyspaces.is_empty() {
-            let _alone = self.pipeline.stripes.lock_exclusive();
-            keyspaces.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.freeze_more());
+            {
+                let _alone = self.pipeline.stripes.lock_exclusive();
+                keyspaces.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.freeze_more());
+            }
+            self.background.signals.signal_engine_work();
         }
     }
 
@@ -370,71 +369,6 @@ impl Store {
             self.end_checkpoint(&mut m, log)?;
         }
         Ok(is_over)
-    }
-
-    /// Runs steps of maintenance of the engines. The failure of one engine does not stop the
-    /// others. The result is progress if there is more to do.
-    pub(crate) fn maintain_engines(&self, keyspaces: &[Arc<KeyspaceState>]) -> PassOutcome {
-        self.engine_steps(keyspaces, |engine, views, durable_seq| engine.maintain(views, durable_seq))
-    }
-
-    /// Like [`Store::maintain_engines`], for work that engines do only while the database is idle.
-    pub(crate) fn reclaim_engines(&self, keyspaces: &[Arc<KeyspaceState>]) -> PassOutcome {
-        self.engine_steps(keyspaces, |engine, views, durable_seq| engine.reclaim(views, durable_seq))
-    }
-
-    fn engine_steps(
-        &self,
-        keyspaces: &[Arc<KeyspaceState>],
-        step: impl Fn(&dyn Engine, &Views, Seq) -> Result<bool> + Sync,
-    ) -> PassOutcome {
-        let _at_work = self.background.engine_steps_lock.read();
-        if let Err(closed) = self.check_open() {
-            // After `close` the files may belong to another process.
-            return PassOutcome::from(Err(closed));
-        }
-        let durable_seq = self.root.published.floor();
-        let views = self.current_views();
-        // Runs up to `count` steps of a keyspace. Returns whether it has more to do. An engine that
-        // has just flushed its frozen data continues in its next turn: a merge takes longer than
-        // the end of the checkpoint, which frees the journal.
-        let steps = |keyspace: &Arc<KeyspaceState>, count: usize| {
-            let mut outcome = PassOutcome::default();
-            let Ok(engine) = keyspace.engine() else { return (outcome, false) };
-            let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = &*keyspace.name());
-            for _ in 0..count {
-                let was_settled = engine.is_flushed();
-                let more = match step(&**engine, &views, durable_seq) {
-                    Err(Error::Poisoned { cause }) => Err(self.poison(cause)),
-                    other => other,
-                };
-                let is_over = !matches!(more, Ok(true));
-                outcome.add(more);
-                if is_over || (!was_settled && engine.is_flushed()) {
-                    return (outcome, false);
-                }
-            }
-            (outcome, true)
-        };
-        let (mut outcome, mut busy) = (PassOutcome::default(), Vec::new());
-        for keyspace in keyspaces {
-            let (first, has_more) = steps(keyspace, 1);
-            outcome.merge(first);
-            if outcome.has_failed() && self.health.check_not_poisoned().is_err() {
-                return outcome;
-            }
-            busy.extend(has_more.then_some(keyspace));
-        }
-        if !self.options.inline || cfg!(shuttle) {
-            let helpers = self.take_helpers(busy.len());
-            let more = |index: usize| {
-                let _step = PoisonOnPanic(self);
-                Ok::<_, Infallible>(steps(busy[index], STEPS_PER_PASS - 1).0)
-            };
-            let Ok(others) = map_threads(helpers.threads(), busy.len(), more);
-            others.into_iter().for_each(|other| outcome.merge(other));
-        }
-        outcome
     }
 
     /// Saves the images of a checkpoint after its engines have flushed their frozen data, and frees

@@ -4,8 +4,8 @@
 //! something, so that the disk can be forked between two calls of one database operation. A
 //! *defect* makes the disk report success for work that it does not do; harnesses prove with it
 //! that they would notice. A *read hook* is called before every read, by the reading thread, and
-//! may block it. Other hooks do the same for creations, appends and syncs. Without any of them the
-//! disk only counts. Failing calls are faults of the simulated disk.
+//! may block it. Other hooks do the same for writes, creations, appends and syncs. Without any of
+//! them the disk only counts. Failing calls are faults of the simulated disk.
 //!
 //! ## Blind spots
 //!
@@ -148,6 +148,7 @@ struct RecordingState {
     call_limit: Option<u64>,
     observer: Option<CallObserver>,
     read_hook: Option<PathHook>,
+    write_hook: Option<PathHook>,
     create_hook: Option<PathHook>,
     append_hook: Option<PathHook>,
     sync_hook: Option<PathHook>,
@@ -252,6 +253,12 @@ impl RecordingDisk {
     /// Calls `host` before every read of a file. The read waits for it; other calls do not.
     pub fn on_read(&self, host: impl Fn(&Path) + Send + Sync + 'static) {
         self.state.lock().read_hook = Some(Arc::new(host));
+    }
+
+    /// Calls `writer` before every write of a file that is no append to a log. The write waits for
+    /// it; other calls do not.
+    pub fn on_write(&self, writer: impl Fn(&Path) + Send + Sync + 'static) {
+        self.state.lock().write_hook = Some(Arc::new(writer));
     }
 
     /// Calls `appender` before every append to a log, which waits for it. It may use the disk.
@@ -489,6 +496,15 @@ impl RecordingFile {
     }
 }
 
+impl RecordingFile {
+    fn run_write_hook(&self) {
+        let writer = self.state.lock().write_hook.clone();
+        if let Some(writer) = writer {
+            writer(&self.path); // without the lock
+        }
+    }
+}
+
 impl File for RecordingFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.record(DiskCallKind::Read);
@@ -500,6 +516,7 @@ impl File for RecordingFile {
     }
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.record(DiskCallKind::Write);
+        self.run_write_hook();
         if self.delay_write(offset, bytes)? {
             return Ok(());
         }
@@ -507,6 +524,7 @@ impl File for RecordingFile {
     }
     fn write_direct(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.record(DiskCallKind::Write);
+        self.run_write_hook();
         if self.delay_write(offset, bytes)? {
             return Ok(());
         }

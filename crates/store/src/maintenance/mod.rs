@@ -1,6 +1,7 @@
-//! # Background work: threads, idle work, expiry, verification and the balance of caches
+//! # Background work: threads, engine steps, idle work, expiry, verification, balance of caches
 
 pub(crate) mod cache_balance;
+mod engine_steps;
 pub(crate) mod expiry;
 pub(crate) mod idle;
 pub(crate) mod threads;

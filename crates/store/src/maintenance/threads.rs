@@ -8,7 +8,8 @@
 //! no threads: [`Store::pump`] runs one step of each, so that a seed determines everything.
 //!
 //! The maintenance thread uses [`HelperThreads`], as many as `StoreOptions::background_threads`
-//! allows. They collect other segments and run the steps of other keyspaces, also during GC.
+//! allows. They collect other segments and run the steps of other keyspaces, also during GC
+//! (`engine_steps`).
 //!
 //! A step that fails, because of a full disk or an unwritable file of a keyspace, is retried and
 //! delays no other step: each log and each keyspace has its turn ([`PassOutcome`]). A panic in a
@@ -28,6 +29,7 @@ use crate::commit::wakers::WakeOnPanic;
 use crate::maintenance::idle::IdleState;
 use crate::pass::{MaintenanceMode, PassOutcome, PoisonOnPanic};
 use crate::{CommitWrite, Store};
+use sheaf_log::types::LogId;
 use sheaf_platform::error::{Error, IoOp, Result, StallKind};
 use sheaf_platform::parallel::join_both;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -54,9 +56,13 @@ const SEALED_PER_ROOT: u64 = 16;
 pub(crate) struct ThreadSignals {
     is_stopping: AtomicBool,
     is_work_due: Mutex<bool>,
+    /// Number of signals of new work. Changed under the lock of `is_work_due`.
+    work_signals: AtomicU64,
     /// A task waits for a sync round. Set before `sync_wake` is notified under the lock.
     is_round_due: AtomicBool,
     maintenance_wake: Condvar,
+    /// Wakes helpers of a round of engine steps.
+    helper_wake: Condvar,
     preallocation_wake: Condvar,
     sync_wake: Condvar,
     throttle_ended: Condvar,
@@ -75,9 +81,38 @@ pub(crate) struct ThreadSignals {
 impl ThreadSignals {
     /// Wakes the maintenance and the preallocation thread.
     pub(crate) fn wake(&self) {
-        *self.is_work_due.lock() = true;
+        {
+            let mut due = self.is_work_due.lock();
+            *due = true;
+            self.work_signals.fetch_add(1, Ordering::Relaxed);
+        }
         self.maintenance_wake.notify_one();
+        self.helper_wake.notify_all();
         self.preallocation_wake.notify_one();
+    }
+
+    /// Tells helpers of a round that the engines have more work.
+    pub(crate) fn signal_engine_work(&self) {
+        {
+            let _due = self.is_work_due.lock();
+            self.work_signals.fetch_add(1, Ordering::Relaxed);
+        }
+        self.helper_wake.notify_all();
+    }
+
+    /// Wakes the helpers that are in [`ThreadSignals::wait_for_work`].
+    pub(crate) fn wake_helpers(&self) {
+        drop(self.is_work_due.lock());
+        self.helper_wake.notify_all();
+    }
+
+    /// Calls `must_wait` with the number of signals of new work so far. If it returns true, waits
+    /// for a signal, for [`ThreadSignals::wake_helpers`] or for [`MAINTENANCE_INTERVAL`].
+    pub(crate) fn wait_for_work(&self, must_wait: impl FnOnce(u64) -> bool) {
+        let mut due = self.is_work_due.lock();
+        if must_wait(self.work_signals.load(Ordering::Relaxed)) {
+            self.helper_wake.wait_for(&mut due, MAINTENANCE_INTERVAL);
+        }
     }
 
     /// Makes the sync thread run a round for the tasks that wait.
@@ -125,6 +160,8 @@ pub(crate) struct Background {
     /// Held shared while an engine writes files of its own. `close` acquires it exclusively, and
     /// thereby waits for these writes, before it closes the engines.
     pub(crate) engine_steps_lock: RwLock<()>,
+    /// The last visible commit at the start of the last round of engine steps, for each log.
+    pub(crate) stepped_seqs: [AtomicU64; LogId::ALL.len()],
     /// Detects pauses between commits.
     pub(crate) idle_state: Mutex<IdleState>,
 }

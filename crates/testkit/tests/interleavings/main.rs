@@ -6,6 +6,7 @@
 
 #![cfg(shuttle)]
 
+mod background;
 mod changes;
 mod closing;
 mod committing;
@@ -79,7 +80,7 @@ const ENGINES: [&str; 7] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "
 
 /// Runs the scenario on every engine, or on `SHEAF_ENGINE`. `flat` gets all schedules, each other
 /// engine a tenth of them.
-fn on_every_engine(schedules: u64, scenario: fn(&str)) {
+fn on_every_engine(schedules: u64, scenario: fn(&'static str)) {
     let only = std::env::var("SHEAF_ENGINE").ok();
     for engine in ENGINES.into_iter().filter(|engine| only.as_deref().is_none_or(|only| only == *engine)) {
         println!("{engine}");

@@ -66,7 +66,8 @@ fn a_swap_does_not_survive_a_removal(engine: &str) {
     let swap = {
         let keyspace = keyspace.clone();
         spawn(move || {
-            drop(keyspace.compare_and_swap("m", Some(b"0"), Some(b"1")).expect("it answers"));
+            let _was_swapped: bool =
+                keyspace.compare_and_swap("m", Some(b"0"), Some(b"1")).expect("it answers");
         })
     };
     let removal = {

@@ -9,7 +9,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use sheaf::Error;
+use sheaf::{Error, PoisonCause};
+use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 use sheaf_testkit::recording_disk::RecordingDisk;
@@ -91,94 +92,136 @@ fn a_gc_victim_of_unknown_liveness_is_skipped() {
     assert_eq!(fixture.keyspace(&db, "sick").len().unwrap(), 200);
 }
 
-/// Meeting point for threads that read different files.
-struct ReadRendezvous {
-    /// Files that are being read, number of waits so far, and whether two files were read at the
-    /// same time.
+/// Meeting point for threads that use different files.
+struct FileRendezvous {
+    /// Files in use, number of waits so far, and whether two files were in use at the same time.
     state: Mutex<(BTreeSet<PathBuf>, u32, bool)>,
     changed: Condvar,
-    max_waits: u32,
 }
 
-impl ReadRendezvous {
-    /// Maximum time that one reader waits for another.
+impl FileRendezvous {
+    /// Maximum time that one thread waits for another.
     const MAX_WAIT: Duration = Duration::from_millis(200);
+    /// Maximum number of waits.
+    const MAX_WAITS: u32 = 20;
 
-    /// Readers wait up to `max_waits` times.
-    fn new(max_waits: u32) -> ReadRendezvous {
-        ReadRendezvous { state: Mutex::default(), changed: Condvar::new(), max_waits }
-    }
-
-    /// Called before a read of `path`: waits for another thread that reads another file.
-    fn wait_for_other_reader(&self, path: &Path) {
-        let mut state = self.state.lock().expect("no reader panics");
+    /// Called before a use of `path`: waits for another thread that uses another file.
+    fn wait_for_other_thread(&self, path: &Path) {
+        let mut state = self.state.lock().expect("no thread panics");
         state.0.insert(path.to_owned());
         if state.0.len() > 1 {
             state.2 = true;
             self.changed.notify_all();
         }
-        if !state.2 && state.1 < self.max_waits {
+        if !state.2 && state.1 < Self::MAX_WAITS {
             state.1 += 1;
             state = self
                 .changed
                 .wait_timeout_while(state, Self::MAX_WAIT, |(_, _, met)| !*met)
-                .expect("no reader panics")
+                .expect("no thread panics")
                 .0;
         }
         state.0.remove(path);
     }
 
-    /// Whether two readers have met, or the waits are used up.
+    /// Whether two threads have met, or the waits are used up.
     fn is_over(&self) -> bool {
-        let state = self.state.lock().expect("no reader panics");
-        state.2 || state.1 == self.max_waits
+        let state = self.state.lock().expect("no thread panics");
+        state.2 || state.1 == Self::MAX_WAITS
     }
 }
 
-/// Returns whether two background threads read files below `part` at the same time, in a database
-/// with `threads` background threads.
-fn reads_are_concurrent(subject: &TestSubject, part: &'static str, threads: usize) -> bool {
+/// Function that a [`RecordingDisk`] calls before a use of a file.
+type Hook = Box<dyn Fn(&Path) + Send + Sync>;
+
+/// Maximum time that [`uses_are_concurrent`] writes, in case background threads use no file.
+const MAX_WRITE_TIME: Duration = Duration::from_secs(120);
+
+/// Returns whether two background threads use files below `part` at the same time, in a database
+/// with `threads` background threads. `install` installs a hook for one kind of use. All keyspaces
+/// get the same writes, so that they have work at the same time.
+fn uses_are_concurrent(
+    subject: &TestSubject,
+    part: &'static str,
+    install: fn(&RecordingDisk, Hook),
+    threads: usize,
+) -> bool {
     let fixture = Fixture::new(subject, TestSetting::new(DiskKind::Simulated, true, false));
     let recording_disk = RecordingDisk::new(Arc::clone(fixture.disk()));
     let builder = fixture.builder_on(Arc::new(recording_disk.clone())).background_threads(threads);
     let db = builder.open(fixture.path()).expect("it opens");
     let keyspaces = ["a", "b", "c"].map(|name| fixture.keyspace(&db, name));
-    // Readers that can meet end their waits; only one thread waits in vain.
-    let max_waits = if threads == 1 { 20 } else { 200 };
-    let (meeting, me) = (Arc::new(ReadRendezvous::new(max_waits)), thread::current().id());
-    let host = Arc::clone(&meeting);
-    recording_disk.on_read(move |path| {
+    let meeting = Arc::new(FileRendezvous { state: Mutex::default(), changed: Condvar::new() });
+    let (host, me) = (Arc::clone(&meeting), thread::current().id());
+    let hook = move |path: &Path| {
         if thread::current().id() != me && path.to_string_lossy().contains(part) {
-            host.wait_for_other_reader(path);
+            host.wait_for_other_thread(path);
         }
-    });
-    for index in 0..20_000_u32 {
-        for keyspace in &keyspaces {
-            keyspace.insert((index * 7919 % 100).to_be_bytes(), [7; 60]).expect("it is written");
-        }
-        if meeting.is_over() {
-            break;
+    };
+    install(&recording_disk, Box::new(hook));
+    let deadline = SystemClock.now() + MAX_WRITE_TIME;
+    while !meeting.is_over() && SystemClock.now() < deadline {
+        for index in 0..100_u32 {
+            for keyspace in &keyspaces {
+                keyspace.insert(index.to_be_bytes(), [7; 60]).expect("it is written");
+            }
         }
     }
-    recording_disk.on_read(|_| ());
+    install(&recording_disk, Box::new(|_| ()));
     for keyspace in &keyspaces {
         assert_eq!(keyspace.len().expect("it is read"), 100);
     }
     db.verify(|finding| panic!("{finding}")).expect("it is read");
-    let state = meeting.state.lock().expect("no reader panics");
+    let state = meeting.state.lock().expect("no thread panics");
     let (waits, has_met) = (state.1, state.2);
-    assert!(waits > 0, "no background thread reads files of {part}");
+    assert!(waits > 0, "no background thread uses files of {part}");
     has_met
 }
 
 #[test]
 fn garbage_of_several_segments_is_collected_at_the_same_time() {
-    assert!(reads_are_concurrent(&TestSubject::flat(), "/flat/", 4));
-    assert!(!reads_are_concurrent(&TestSubject::flat(), "/flat/", 1));
+    let is_concurrent = |threads| {
+        uses_are_concurrent(&TestSubject::flat(), "/flat/", |disk, hook| disk.on_read(hook), threads)
+    };
+    assert!(is_concurrent(4));
+    assert!(!is_concurrent(1));
 }
 
 #[test]
-fn several_keyspaces_do_background_steps_at_the_same_time() {
-    assert!(reads_are_concurrent(&TestSubject::flex(), "/own/", 4));
-    assert!(!reads_are_concurrent(&TestSubject::flex(), "/own/", 1));
+fn several_keyspaces_flush_at_the_same_time() {
+    let is_concurrent = |threads| {
+        uses_are_concurrent(&TestSubject::flex(), "/own/", |disk, hook| disk.on_write(hook), threads)
+    };
+    assert!(is_concurrent(4));
+    assert!(!is_concurrent(1));
+}
+
+/// A step that panics on a helper thread ends the round, also for threads that wait for turns. The
+/// database is poisoned and can be closed.
+#[test]
+fn a_panic_of_a_helper_poisons_and_ends_the_round() {
+    let fixture = Fixture::new(&TestSubject::flex(), TestSetting::new(DiskKind::Simulated, true, false));
+    let recording_disk = RecordingDisk::new(Arc::clone(fixture.disk()));
+    let builder = fixture.builder_on(Arc::new(recording_disk.clone())).background_threads(4);
+    let db = builder.open(fixture.path()).expect("it opens");
+    let keyspaces = ["a", "b", "c"].map(|name| fixture.keyspace(&db, name));
+    let me = thread::current().id();
+    recording_disk.on_write(move |path| {
+        let is_step = thread::current().id() != me && path.to_string_lossy().contains(HEALTHY_FILES);
+        assert!(!is_step, "as the test wants");
+    });
+    let deadline = SystemClock.now() + MAX_WRITE_TIME;
+    let write = |index: u32| {
+        keyspaces.iter().try_for_each(|keyspace| keyspace.insert((index % 100).to_be_bytes(), [7; 60]))
+    };
+    let refused = (0..).map(write).find(|result| result.is_err() || SystemClock.now() > deadline);
+    assert!(
+        matches!(refused, Some(Err(Error::Poisoned { cause: PoisonCause::BackgroundWork }))),
+        "{refused:?}"
+    );
+    drop(keyspaces);
+    assert!(matches!(db.close(), Err(Error::Poisoned { .. })));
+    recording_disk.on_write(|_| ());
+    let db = fixture.open();
+    assert!(["a", "b", "c"].iter().all(|name| fixture.keyspace(&db, name).len().unwrap() == 100));
 }
