@@ -9,7 +9,7 @@
 //! ```text
 //!  region (4 MiB of the system)
 //!    └─ chunk (256 KiB): head: shard | bits `free`, `starts` | unit (512 bytes) | unit | ...
-//!  shard ─> its chunks by their longest runs       block: units in a row
+//!  shard ─> its chunks by their longest runs       block: units in a row, or a part of a slab
 //!  spare: chunks without blocks; all but two have no memory
 //! ```
 //!
@@ -46,14 +46,15 @@ mod boxed;
 mod fork_locks;
 #[cfg(target_os = "linux")]
 mod huge_pages;
+mod slabs;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
 /// Alignment of blocks.
 pub const ALIGN: usize = 64;
-/// Alignment of blocks of at most half a unit.
+/// Alignment of blocks that the general allocator may serve.
 const SMALL_ALIGN: usize = 16;
-/// Bytes of a unit. The general allocator serves blocks of at most half a unit.
+/// Bytes of a unit. Blocks that are smaller by [`ALIGN`] or more are parts of slabs.
 const UNIT: usize = 512;
 /// Maximum size of a block of a chunk. The general allocator serves larger ones.
 pub const MAX_BLOCK: usize = 32 << 10;
@@ -107,6 +108,8 @@ struct BlockShard {
     chunks: [BTreeSet<usize>; UNITS],
     /// Bits of the lengths that some chunk has.
     lengths: UnitBits,
+    /// Slabs with free parts.
+    partial: slabs::PartialSlabs,
 }
 
 /// Bytes of memory of all chunks.
@@ -134,18 +137,33 @@ impl SpareChunks {
     }
 }
 
-static OPEN: [Mutex<BlockShard>; SHARDS] =
-    [const { Mutex::new(BlockShard { chunks: [const { BTreeSet::new() }; UNITS], lengths: [0; WORDS] }) };
-        SHARDS];
+static OPEN: [Mutex<BlockShard>; SHARDS] = [const {
+    Mutex::new(BlockShard {
+        chunks: [const { BTreeSet::new() }; UNITS],
+        lengths: [0; WORDS],
+        partial: [const { Vec::new() }; slabs::CLASSES],
+    })
+}; SHARDS];
 /// A block that was freed while its shard was locked. This is written to its first bytes.
 #[derive(Debug)]
 struct FreedBlock {
     next: *mut FreedBlock,
-    /// Number of units of the block.
-    count: usize,
+    /// Size of the block.
+    bytes: usize,
 }
 
-const _: () = assert!(size_of::<FreedBlock>() <= UNIT && align_of::<FreedBlock>() <= ALIGN);
+const _: () = assert!(size_of::<FreedBlock>() <= slabs::MIN_PART && align_of::<FreedBlock>() <= ALIGN);
+
+/// Allocator and form of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BlockPlace {
+    /// The general allocator.
+    General,
+    /// Part of a slab of this class.
+    Part(usize),
+    /// So many units.
+    Units(usize),
+}
 
 /// Freed blocks of each shard that are not taken in yet, newest first.
 static FREED: [AtomicPtr<FreedBlock>; SHARDS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; SHARDS];
@@ -169,31 +187,38 @@ pub fn in_use() -> u64 {
     BLOCK_BYTES.load(Ordering::Relaxed)
 }
 
-/// Returns the number of units of a block. Returns `None` if the general allocator serves it.
-const fn units_of(bytes: usize) -> Option<usize> {
-    if bytes <= UNIT / 2 || bytes > MAX_BLOCK { None } else { Some(bytes.div_ceil(UNIT)) }
+/// Returns the place of a block of `bytes` in memory of chunks, if it can be there.
+const fn chunk_place(bytes: usize) -> BlockPlace {
+    if bytes < slabs::MIN_PART || bytes > MAX_BLOCK {
+        BlockPlace::General
+    } else if bytes <= slabs::MAX_PART {
+        BlockPlace::Part(slabs::class_of(bytes))
+    } else {
+        BlockPlace::Units(bytes.div_ceil(UNIT))
+    }
 }
 
 /// Returns the bytes of memory that a block of `bytes` takes.
 #[must_use]
 pub const fn memory_bytes(bytes: usize) -> u64 {
-    match units_of(bytes) {
-        Some(units) => (units * UNIT) as u64,
-        None => super::allocated(bytes as u64),
+    match chunk_place(bytes) {
+        BlockPlace::Units(units) => (units * UNIT) as u64,
+        BlockPlace::Part(class) => slabs::part_memory(class),
+        BlockPlace::General => super::allocated(bytes as u64),
     }
 }
 
-/// Returns the number of units of a block, or `None` if the general allocator serves it. With
-/// `--cfg shuttle` that is always the case, because no explored run may affect the next one. So it
-/// is with `--cfg plain_pieces`, because sanitizers do not know about blocks in chunks.
-fn pooled(bytes: usize) -> Option<usize> {
-    if cfg!(any(shuttle, plain_pieces)) { None } else { units_of(bytes) }
+/// Returns the place of a block of `bytes`. With `--cfg shuttle` the general allocator serves all
+/// blocks, because no explored run may affect the next one. So it is with `--cfg plain_pieces`,
+/// because sanitizers do not know about blocks in chunks.
+const fn place_of(bytes: usize) -> BlockPlace {
+    if cfg!(any(shuttle, plain_pieces)) { BlockPlace::General } else { chunk_place(bytes) }
 }
 
 /// Returns the alignment of a block of `bytes`.
 #[must_use]
 pub const fn block_align(bytes: usize) -> usize {
-    if bytes <= UNIT / 2 { SMALL_ALIGN } else { ALIGN }
+    if matches!(chunk_place(bytes), BlockPlace::General) && bytes <= MAX_BLOCK { SMALL_ALIGN } else { ALIGN }
 }
 
 fn layout(bytes: usize) -> Layout {
@@ -318,6 +343,39 @@ impl BlockShard {
         unsafe { &mut (*head).units }
     }
 
+    /// Allocates a block of `count` units. `number` is that of the shard. Returns its address.
+    fn allocate_units(&mut self, number: usize, count: usize) -> usize {
+        let chunk = self.find(count).unwrap_or_else(|| {
+            let chunk = new_chunk(number);
+            self.list(chunk, UNITS - 1);
+            chunk
+        });
+        chunk + self.cut(chunk, count) * UNIT
+    }
+
+    /// Frees the block at `address`. Returns its chunk if that was the last block, and the chunk
+    /// has left the shard.
+    ///
+    /// # Safety
+    ///
+    /// The block was allocated from this shard with this size and is freed only once.
+    unsafe fn free_block(&mut self, address: usize, bytes: usize) -> Option<usize> {
+        let (chunk, first) = block_position(address);
+        let is_empty = match place_of(bytes) {
+            // SAFETY:
+            // * The caller guarantees it.
+            BlockPlace::Part(class) => unsafe { self.free_part(address, class) },
+            BlockPlace::Units(count) => {
+                assert!(address.is_multiple_of(UNIT), "block_alloc (I3): a block begins at a unit");
+                // SAFETY:
+                // * As above: the chunk belongs to the shard.
+                unsafe { self.free_units(chunk, first, count) }
+            }
+            BlockPlace::General => unreachable!("the block is in a chunk"),
+        };
+        is_empty.then_some(chunk)
+    }
+
     /// Allocates a block of `count` units in a chunk of the shard with a long enough run. Returns
     /// the first unit.
     fn cut(&mut self, chunk: usize, count: usize) -> usize {
@@ -372,13 +430,10 @@ impl BlockShard {
             // SAFETY:
             // * `push_freed` wrote it before the exchange that put it on the list. The swap took
             //   the whole list, so no other thread uses it.
-            let FreedBlock { next: behind, count } = unsafe { next.read() };
-            let (chunk, first) = block_position(next.expose_provenance());
+            let FreedBlock { next: behind, bytes } = unsafe { next.read() };
             // SAFETY:
             // * The block was not free yet, so its chunk still belongs to the shard.
-            if unsafe { self.free_units(chunk, first, count) } {
-                empty.push(chunk);
-            }
+            empty.extend(unsafe { self.free_block(next.expose_provenance(), bytes) });
             next = behind;
         }
         empty
@@ -450,23 +505,23 @@ fn block_position(address: usize) -> (usize, usize) {
 /// Uses the shortest run of free units that suffices. A block loses half a unit on average.
 #[must_use]
 pub fn allocate(bytes: usize) -> NonNull<u8> {
-    let Some(count) = pooled(bytes) else {
+    let place = place_of(bytes);
+    if place == BlockPlace::General {
         // SAFETY:
         // * The size of the layout is not zero.
         let start = unsafe { alloc(layout(bytes)) };
         return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(bytes)));
-    };
+    }
     let (number, mut shard) = lock_any_shard();
     let empty = shard.drain_freed(number);
-    let chunk = shard.find(count).unwrap_or_else(|| {
-        let chunk = new_chunk(number);
-        shard.list(chunk, UNITS - 1);
-        chunk
-    });
-    let first = shard.cut(chunk, count);
+    let address = match place {
+        BlockPlace::Part(class) => shard.allocate_part(number, class),
+        BlockPlace::Units(count) => shard.allocate_units(number, count),
+        BlockPlace::General => unreachable!("handled above"),
+    };
     drop(shard);
     make_all_spare(empty);
-    NonNull::new(with_exposed_provenance_mut::<u8>(chunk + first * UNIT)).expect("no chunk is at 0")
+    NonNull::new(with_exposed_provenance_mut::<u8>(address)).expect("no chunk is at 0")
 }
 
 /// Frees a block.
@@ -476,45 +531,44 @@ pub fn allocate(bytes: usize) -> NonNull<u8> {
 /// `start` comes from [`allocate`] with the same `bytes` and is freed only once. No code uses the
 /// memory any more.
 pub unsafe fn free(start: NonNull<u8>, bytes: usize) {
-    let Some(count) = pooled(bytes) else {
+    if place_of(bytes) == BlockPlace::General {
         // SAFETY:
         // * `allocate` used the same layout: the caller guarantees the same `bytes`.
         return unsafe { dealloc(start.as_ptr(), layout(bytes)) };
-    };
-    let (chunk, first) = block_position(start.addr().get());
-    let rest = start.addr().get() % UNIT;
+    }
+    let (chunk, _) = block_position(start.addr().get());
     let head = with_exposed_provenance_mut::<ChunkHead>(chunk);
     // SAFETY:
     // * The chunk has a block, so no thread writes the shard in its head (I3), and no reference
     //   covers it.
     let number = unsafe { (&raw const (*head).shard).read() };
-    assert!(number != 0 && rest == 0, "block_alloc (I3): the chunk of a block belongs to a shard");
+    assert!(number != 0, "block_alloc (I3): the chunk of a block belongs to a shard");
     let number = number - 1;
     let Some(mut shard) = try_lock(&OPEN[number]) else {
         // SAFETY:
         // * The caller owns the block. It has at least the size and alignment of a `FreedBlock`.
-        return unsafe { push_freed(start.cast(), count, &FREED[number]) };
+        return unsafe { push_freed(start.cast(), bytes, &FREED[number]) };
     };
     // SAFETY:
     // * The chunk belongs to this shard, as its head says. The block of the caller keeps it there.
-    let is_empty = unsafe { shard.free_units(chunk, first, count) };
+    let emptied = unsafe { shard.free_block(start.addr().get(), bytes) };
     let mut empty = shard.drain_freed(number);
-    empty.extend(is_empty.then_some(chunk));
+    empty.extend(emptied);
     drop(shard);
     make_all_spare(empty);
 }
 
-/// Puts a block of `count` units on a list of freed ones.
+/// Puts a block of `bytes` on a list of freed ones.
 ///
 /// # Safety
 ///
 /// The caller owns the block, and no other code uses it.
-unsafe fn push_freed(piece: NonNull<FreedBlock>, count: usize, list: &AtomicPtr<FreedBlock>) {
+unsafe fn push_freed(piece: NonNull<FreedBlock>, bytes: usize, list: &AtomicPtr<FreedBlock>) {
     let mut next = list.load(Ordering::Relaxed);
     loop {
         // SAFETY:
         // * The caller owns the block, until the exchange below succeeds.
-        unsafe { piece.write(FreedBlock { next, count }) };
+        unsafe { piece.write(FreedBlock { next, bytes }) };
         match list.compare_exchange_weak(next, piece.as_ptr(), Ordering::Release, Ordering::Relaxed) {
             Ok(_) => return,
             Err(newest) => next = newest,
