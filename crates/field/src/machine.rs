@@ -109,6 +109,14 @@ pub(crate) fn device_reads() -> u64 {
     fields.split_whitespace().nth(9).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
+/// Returns the number of times that this thread has slept since its start: it waited for another
+/// thread, for a device or for time to pass.
+pub(crate) fn sleeps() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let count = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Returns the times of this thread.
 pub(crate) fn thread_times() -> ThreadTimes {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
