@@ -17,23 +17,109 @@
 //! 4. The process id is followed by a random number that differs for each exclusive lock. It is
 //!    written before the owner does anything else. An unchanged file therefore proves that there
 //!    was no other owner.
-//! 5. The lock file is a regular file, not a link to one. It has no more permissions than
+//! 5. While this process holds the exclusive lock of a file, it changes names below the directory
+//!    of the file only if the lock file is still in its place ([`check_owned`]). Otherwise the
+//!    directory was moved, and another database may be at its path, or a process has removed the
+//!    lock file, and another owner may have a new one.
+//! 6. The lock file is a regular file, not a link to one. It has no more permissions than
 //!    requested: a process that may not read it cannot hold the lock.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 
 use rustix::fs::{FileType, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use super::real::{mode_of, open_fd_mode, raw_mode, retry_interrupted, write_whole};
+use super::descriptors::FileIdentity;
+use super::real::{identity_of, mode_of, open_fd_mode, raw_mode, retry_interrupted, write_whole};
 use super::{LockMode, LockOutcome};
 use crate::fork::ForkGuard;
 use crate::random::random_bits;
 
 /// Most attempts to lock a file that other processes keep replacing.
 const ATTEMPTS: usize = 16;
+
+/// A lock file that this process has locked exclusively.
+#[derive(Debug)]
+struct OwnedLockFile {
+    path: PathBuf,
+    identity: FileIdentity,
+}
+
+/// All lock files that this process has locked exclusively.
+static OWNED: RwLock<Vec<OwnedLockFile>> = RwLock::new(Vec::new());
+
+/// Changes the list of owned lock files.
+fn update_owned(change: impl FnOnce(&mut Vec<OwnedLockFile>)) {
+    change(&mut OWNED.write().unwrap_or_else(PoisonError::into_inner));
+}
+
+/// Adds a lock file to the list, and returns its identity.
+///
+/// # Errors
+///
+/// Returns an error of the kind `Other` if this process has locked another file that was at this
+/// path. Its owner could not be told from the new one.
+fn add_owned(path: &Path, identity: FileIdentity) -> io::Result<FileIdentity> {
+    let mut is_taken = false;
+    update_owned(|all| {
+        is_taken = all.iter().any(|lock_file| lock_file.path == path);
+        if !is_taken {
+            all.push(OwnedLockFile { path: path.to_owned(), identity });
+        }
+    });
+    if is_taken {
+        let text = "this process has a database open that was moved away from this path; close it first";
+        return Err(io::Error::other(text));
+    }
+    Ok(identity)
+}
+
+/// Returns an error if this process has locked a database whose directory contains `path`, and its
+/// lock file is no longer in its place (I5). Costs a system call for each such database.
+///
+/// # Errors
+///
+/// Returns an error of the kind `Other` that explains this.
+pub(super) fn check_owned(path: &Path) -> io::Result<()> {
+    let owned = OWNED.read().unwrap_or_else(PoisonError::into_inner);
+    for lock_file in owned.iter() {
+        let is_below = lock_file.path.parent().is_some_and(|dir| path.starts_with(dir));
+        if !is_below || path == lock_file.path {
+            continue;
+        }
+        let seen = rustix::fs::lstat(&lock_file.path);
+        if !seen.is_ok_and(|seen| identity_of(&seen) == lock_file.identity) {
+            return Err(io::Error::other(
+                "its directory is no longer that of the open database: it was moved or replaced, or its lock \
+                 file was removed; close the database, then open it where it is now",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Must be called after this process has renamed `from` to `to`.
+pub(super) fn note_rename(from: &Path, to: &Path) {
+    update_owned(|owned| {
+        for lock_file in owned {
+            if let Ok(rest) = lock_file.path.strip_prefix(from) {
+                lock_file.path = to.join(rest);
+            }
+        }
+    });
+}
+
+/// Must be called after this process has removed `path`. It has given up a database if that is a
+/// lock file.
+pub(super) fn note_removal(path: &Path) {
+    let is_owned = |owned: &[OwnedLockFile]| owned.iter().any(|lock_file| lock_file.path == path);
+    if is_owned(&OWNED.read().unwrap_or_else(PoisonError::into_inner)) {
+        update_owned(|owned| owned.retain(|lock_file| lock_file.path != path));
+    }
+}
 
 /// Takes the lock at `path` if it is free. A file created for it gets the mode `mode`. See
 /// [`super::Disk::lock`].
@@ -52,13 +138,15 @@ pub(super) fn lock(path: &Path, share: LockMode, mode: u32) -> io::Result<LockOu
 pub(super) struct FileLockGuard {
     fd: OwnedFd,
     fork: ForkGuard,
+    /// The file, if it is in the list of owned lock files.
+    owned: Option<FileIdentity>,
 }
 
 impl FileLockGuard {
     /// Takes the lock of an open file or directory if it is free.
     pub(super) fn take(fd: OwnedFd, share: LockMode) -> rustix::io::Result<FileLockGuard> {
         retry_interrupted(|| rustix::fs::flock(&fd, without_waiting(share)))?;
-        Ok(FileLockGuard { fd, fork: ForkGuard::new() })
+        Ok(FileLockGuard { fd, fork: ForkGuard::new(), owned: None })
     }
 }
 
@@ -71,6 +159,9 @@ fn without_waiting(share: LockMode) -> FlockOperation {
 
 impl Drop for FileLockGuard {
     fn drop(&mut self) {
+        if let Some(identity) = self.owned {
+            update_owned(|owned| owned.retain(|lock_file| lock_file.identity != identity));
+        }
         if !self.fork.is_child() {
             // If unlocking fails, the lock ends with the descriptor.
             let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
@@ -96,11 +187,13 @@ fn try_lock(path: &Path, share: LockMode, mode: u32) -> io::Result<Option<LockOu
     match retry_interrupted(|| rustix::fs::flock(&fd, without_waiting(share))) {
         Ok(()) if !is_at(&fd, path)? => Ok(None),
         Ok(()) => {
+            let mut owned = None;
             if share == LockMode::Exclusive {
                 restrict_mode(&fd, mode);
                 write_pid(&fd);
+                owned = Some(add_owned(path, identity_of(&rustix::fs::fstat(&fd)?))?);
             }
-            Ok(Some(LockOutcome::Acquired(Box::new(FileLockGuard { fd, fork: ForkGuard::new() }))))
+            Ok(Some(LockOutcome::Acquired(Box::new(FileLockGuard { fd, fork: ForkGuard::new(), owned }))))
         }
         Err(Errno::WOULDBLOCK) => Ok(Some(LockOutcome::Busy(read_owner_pid(&fd, share)))),
         Err(refusal) => Err(refusal.into()),
@@ -208,6 +301,50 @@ mod tests {
         assert_eq!(pid_if_busy(lock(&path, LockMode::Exclusive).unwrap()), Some(None));
         drop(two);
         assert_eq!(pid_if_busy(lock(&path, LockMode::Exclusive).unwrap()), None);
+    }
+
+    /// Regression: a database whose directory had been moved removed and overwrote files of the
+    /// database that was then at its path.
+    #[test]
+    fn names_below_a_moved_directory_are_not_changed() {
+        use crate::disk::real::RealDisk;
+        use crate::disk::{Disk, OpenMode};
+
+        let scratch = ScratchDir::new();
+        let (dir, moved, disk) = (scratch.path("db"), scratch.path("moved"), RealDisk::default());
+        std::fs::create_dir(&dir).unwrap();
+        let held = lock(&dir.join("LOCK"), LockMode::Exclusive).unwrap();
+        disk.create_dir(&dir.join("images")).unwrap();
+        drop(disk.open(&dir.join("images/1"), OpenMode::Create).unwrap());
+        std::fs::rename(&dir, &moved).unwrap(); // as another process does
+        std::fs::create_dir_all(dir.join("images")).unwrap();
+        ["LOCK", "ROOT", "images/2"].iter().for_each(|name| std::fs::write(dir.join(name), name).unwrap());
+        let refused = [
+            disk.remove(&dir.join("images/2")).unwrap_err(),
+            disk.open(&dir.join("ROOT"), OpenMode::ReadWrite).map(drop).unwrap_err(),
+            disk.open(&dir.join("images/3"), OpenMode::Create).map(drop).unwrap_err(),
+            disk.rename(&dir.join("ROOT"), &dir.join("OLD")).unwrap_err(),
+            disk.link(&dir.join("ROOT"), &dir.join("OLD")).unwrap_err(),
+            disk.create_dir(&dir.join("own")).unwrap_err(),
+            disk.remove_dir(&dir.join("images")).unwrap_err(),
+        ];
+        assert!(refused.iter().all(|error| error.to_string().contains("moved or replaced")), "{refused:?}");
+        assert!(disk.open(&dir.join("ROOT"), OpenMode::Read).is_ok());
+        assert!(disk.open(&scratch.path("db2"), OpenMode::Create).is_ok(), "it is in no database");
+        assert_eq!(std::fs::read(dir.join("ROOT")).unwrap(), b"ROOT");
+        let another = lock(&dir.join("LOCK"), LockMode::Exclusive).map(drop).unwrap_err();
+        assert!(another.to_string().contains("close it first"), "{another}");
+        drop(held);
+        disk.remove(&dir.join("images/2")).unwrap();
+
+        // A rename by this process keeps the lock.
+        let held = lock(&dir.join("LOCK"), LockMode::Exclusive).unwrap();
+        disk.rename(&dir, &scratch.path("new")).unwrap();
+        disk.remove(&scratch.path("new/ROOT")).unwrap();
+        std::fs::remove_file(scratch.path("new/LOCK")).unwrap();
+        assert!(disk.remove_dir(&scratch.path("new/images")).is_err(), "another owner may be there");
+        drop(held);
+        disk.remove_dir(&scratch.path("new/images")).unwrap();
     }
 
     #[test]

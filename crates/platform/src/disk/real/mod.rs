@@ -9,7 +9,8 @@
 //!
 //! System calls: `open` 2; `read_at`, `write_at`, `sync`, `advise_random` 1; `mapped`, `opened_len`
 //! and a resident `append_at` 0; `map` 2 (3 if the file was shorter when it was opened); `sync_dir`
-//! 3.
+//! 3. Below the directory of a locked database, changes of names and opening for writing take one
+//! more (`flock.rs`, I5).
 
 mod file;
 #[cfg(not(target_os = "linux"))]
@@ -87,6 +88,9 @@ pub(super) fn open_file(path: &Path, open_mode: OpenMode, permissions: Permissio
         OpenMode::ReadWrite => OFlags::RDWR,
         OpenMode::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
     };
+    if open_mode != OpenMode::Read {
+        flock::check_owned(path)?;
+    }
     // NONBLOCK: opening a named pipe must not wait. The flag has no effect on regular files.
     let fd = open_fd_mode(path, flags | OFlags::NONBLOCK, permissions.files())?;
     let seen = rustix::fs::fstat(&fd)?;
@@ -166,22 +170,32 @@ impl Disk for RealDisk {
     }
 
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        flock::check_owned(dir)?;
         Ok(rustix::fs::mkdir(dir, raw_mode(self.permissions.directories()))?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        Ok(rustix::fs::unlink(path)?)
+        flock::check_owned(path)?;
+        rustix::fs::unlink(path)?;
+        flock::note_removal(path);
+        Ok(())
     }
 
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        flock::check_owned(dir)?;
         Ok(rustix::fs::rmdir(dir)?)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        Ok(rustix::fs::rename(from, to)?)
+        flock::check_owned(from)?;
+        flock::check_owned(to)?;
+        rustix::fs::rename(from, to)?;
+        flock::note_rename(from, to);
+        Ok(())
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        flock::check_owned(to)?;
         Ok(rustix::fs::link(from, to)?)
     }
 

@@ -1,0 +1,46 @@
+//! The directory of an open database is moved, and another database is at its path.
+
+#![allow(clippy::disallowed_methods, reason = "another program moves the directories")]
+
+use sheaf::{Database, Error, KeyspaceOptions};
+
+/// Regression: closing the moved database removed and overwrote files of the other one. The other
+/// database is that of another process, so it is a copy here.
+#[test]
+fn a_moved_database_changes_nothing_at_its_old_path() {
+    for engine in ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"] {
+        let scratch = tempfile::tempdir().unwrap();
+        let [path, moved, other] = ["db", "moved", "other"].map(|name| scratch.path().join(name));
+        let options = || KeyspaceOptions::default().engine(engine);
+        for (dir, value) in [(&path, "first"), (&other, "other")] {
+            let db = Database::open(dir).unwrap();
+            db.keyspace("k", options()).unwrap().insert("key", value).unwrap();
+            db.close().unwrap();
+        }
+        let db = Database::open(&path).unwrap();
+        let keyspace = db.keyspace("k", options()).unwrap();
+        keyspace.insert("second", "2").unwrap();
+        std::fs::rename(&path, &moved).unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        keyspace.insert("third", "3").unwrap();
+        let refused = Database::open(&path).unwrap_err();
+        assert!(refused.to_string().contains("close it first"), "{refused}");
+        drop(keyspace);
+        let closed = db.close();
+        assert!(
+            closed.as_ref().is_err_and(|error| matches!(error, Error::Io { .. })),
+            "{engine}: {closed:?}"
+        );
+
+        let db = Database::open(&path).unwrap();
+        db.verify(|finding| panic!("{engine}: {finding}")).unwrap();
+        let keyspace = db.open_keyspace("k").unwrap().unwrap();
+        assert_eq!(keyspace.get("key").unwrap().as_deref(), Some(&b"other"[..]), "{engine}");
+        assert_eq!(keyspace.len().unwrap(), 1, "{engine}");
+        drop(keyspace);
+        db.close().unwrap();
+        let db = Database::open(&moved).unwrap();
+        db.verify(|finding| panic!("{engine}: {finding}")).unwrap();
+        assert_eq!(db.open_keyspace("k").unwrap().unwrap().len().unwrap(), 3, "{engine}");
+    }
+}
