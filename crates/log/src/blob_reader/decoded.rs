@@ -70,7 +70,7 @@ impl OpenBlob {
     /// # Errors
     ///
     /// Returns [`Error::Corrupt`] if the trailer is not valid, [`Error::Unsupported`] if this build
-    /// does not know the codec, and the errors of [`OpenBlob::read`].
+    /// does not know the codec and the checksum is right, and the errors of [`OpenBlob::read`].
     pub fn with_decoding(self, engine: &'static str, header_len: u32) -> Result<OpenBlob> {
         let failed = |error: DecodeError| error.into_error(engine, &self.path, self.base);
         let Some(stored_len) = self.blob.len.checked_sub(header_len) else {
@@ -78,7 +78,11 @@ impl OpenBlob {
             return Err(failed(Damage::Truncated { got, expected }.into()));
         };
         let read = |at, bytes: &mut [u8]| self.fill(u64::from(header_len) + at, bytes);
-        let layout = BlobLayout::read(u64::from(stored_len), failed, read)?;
+        let layout = BlobLayout::read(u64::from(stored_len), failed, read).map_err(|error| match error {
+            // A damaged byte may look like an unknown codec.
+            Error::Unsupported { .. } => self.check().err().unwrap_or(error),
+            error => error,
+        })?;
         let raw_len = layout.raw_len(stored_len);
         let decoded = Some(Arc::new(DecodedBlob { layout, raw_len, header_len, engine }));
         Ok(OpenBlob { decoded, ..self })
@@ -249,11 +253,35 @@ mod tests {
         file.write_at(len - 5, &u32::MAX.to_le_bytes()).unwrap();
         assert!(blob.clone().with_decoding("flat", 0).unwrap_err().is_corrupt());
         file.write_at(len - 1, &[0x80 | 9]).unwrap();
-        assert!(blob.with_decoding("flat", 0).is_err());
+        assert!(blob.with_decoding("flat", 0).unwrap_err().is_corrupt());
         let (blob, file) = open(&value);
         file.write_at(100, &[0xff; 40]).unwrap();
         let blob = blob.with_decoding("flat", 0).unwrap();
         assert!(blob.read(|_| ()).unwrap_err().is_corrupt());
         assert!(BlobChecksums::default().reader(blob).unwrap_err().is_corrupt());
+    }
+
+    /// Regression: a changed last byte of a value was reported as a codec that a newer build wrote,
+    /// and repair gave up the whole database.
+    #[test]
+    fn no_damaged_last_byte_is_an_unknown_codec() {
+        for value in [value(3 * PIECE_BYTES), value(900), b"short".to_vec()] {
+            let (blob, file) = open(&value);
+            let at = file.len().unwrap() - 1;
+            let mut form = [0];
+            file.read_at(at, &mut form).unwrap();
+            for other in (0..=u8::MAX).filter(|other| *other != form[0]) {
+                file.write_at(at, &[other]).unwrap();
+                let opened = blob.clone().with_decoding("flat", 0);
+                let found = opened.and_then(|blob| blob.read(<[u8]>::to_vec));
+                assert!(found.as_ref().is_err_and(Error::is_corrupt), "{other}: {:?}", found.err());
+            }
+        }
+        let raw = [b"value".as_slice(), &[77]].concat();
+        let (path, blob) = (PathBuf::from("/value"), BlobRef { id: 9, len: 6, sum: crc32c::crc32c(&raw) });
+        let file = SimDisk::new().open(&path, OpenMode::Create).unwrap();
+        file.write_at(0, &raw).unwrap();
+        let newer = OpenBlob::new(file, path, blob).with_decoding("flat", 0).unwrap_err();
+        assert!(matches!(newer, Error::Unsupported { .. }), "{newer}");
     }
 }
