@@ -31,6 +31,8 @@ const SHARDS: usize = 16;
 const BUDGET_DIVISOR: u64 = 2;
 /// A value takes at most a shard's limit divided by this.
 const MAX_VALUE_DIVISOR: u64 = 8;
+/// Maximum number of values that a read evicts for the value that it has read.
+const MAX_EVICTIONS_BY_READ: usize = 64;
 /// Bytes of an entry in addition to the value.
 const ENTRY_OVERHEAD: u64 = 160;
 /// The table of recent reads has at most the bytes of the budget divided by this entries.
@@ -115,11 +117,16 @@ impl BlobCache {
         if shard.places.contains_key(&id) {
             return;
         }
-        while shard.bytes + cost > self.limit || !self.cache_share.has_room(cost, memory) {
-            if !shard.evict_one(&self.cache_share, memory) {
+        let has_room = |shard: &BlobCacheShard| {
+            shard.bytes + cost <= self.limit && self.cache_share.has_room(cost, memory)
+        };
+        let mut evictions = 0;
+        while !has_room(&shard) {
+            if evictions == MAX_EVICTIONS_BY_READ || !shard.evict_one(&self.cache_share, memory) {
                 self.cache_share.record_eviction(id, cost);
                 return;
             }
+            evictions += 1;
         }
         self.cache_share.take(cost, memory);
         shard.bytes += cost;

@@ -44,6 +44,9 @@ const FIRST_CHUNK_SLOTS: u32 = 64;
 const MAX_CHUNKS: usize = 26;
 /// Maximum number of slots that the hand visits to make room for one block.
 const MAX_HAND_STEPS: u32 = 1024;
+/// Maximum number of blocks that a get evicts to make room for one. The maintenance thread evicts
+/// more, for example after a decrease of the budget.
+pub(crate) const MAX_EVICTIONS_BY_GET: u32 = 64;
 /// One in this many refused blocks is admitted nevertheless, because there may be too few ghosts to
 /// recognize the interval later.
 const ADMIT_ONE_IN: u32 = 16;
@@ -204,7 +207,7 @@ impl IntervalSlots {
     /// Inserts a block into its slot if the budget has room or eviction makes some.
     pub(crate) fn insert_block(&self, id: u32, block: &BlockRef, context: &EngineContext, guard: &Guard) {
         let size = block.size();
-        if !self.make_room(size, context, guard) {
+        if !self.make_room_for_get(size, context, guard) {
             self.cache_share.record_eviction(u64::from(id), size);
             return;
         }
@@ -221,8 +224,8 @@ impl IntervalSlots {
         guard: &Guard,
     ) {
         self.mark_requested(id);
-        if !self.is_fingerprint_limit_reached() && self.make_room(fingerprints.view().size(), context, guard)
-        {
+        let size = fingerprints.view().size();
+        if !self.is_fingerprint_limit_reached() && self.make_room_for_get(size, context, guard) {
             self.insert(id, SlotContent::Fingerprints(fingerprints), context, guard);
         }
     }
@@ -292,19 +295,32 @@ impl IntervalSlots {
             > self.cache_share.bytes() / 4 * MAX_FINGERPRINT_QUARTERS
     }
 
-    /// Moves the hand until `size` bytes fit. Returns false if they still do not.
-    pub(crate) fn make_room(&self, size: u64, context: &EngineContext, guard: &Guard) -> bool {
+    /// Moves the hand until `size` bytes fit, for a get. Returns false if they still do not: the
+    /// get must not wait for many evictions.
+    fn make_room_for_get(&self, size: u64, context: &EngineContext, guard: &Guard) -> bool {
+        self.make_room(size, MAX_EVICTIONS_BY_GET, context, guard)
+    }
+
+    /// Moves the hand until `size` bytes fit, or until `max_evictions` blocks are evicted. Returns
+    /// false if they still do not fit.
+    pub(crate) fn make_room(
+        &self,
+        size: u64,
+        max_evictions: u32,
+        context: &EngineContext,
+        guard: &Guard,
+    ) -> bool {
         free_deferred(guard);
         if is_retire_queue_full(&context.memory) {
             guard.flush();
             return self.cache_share.has_room(size, &context.memory);
         }
-        let count = self.next.load(Ordering::Acquire);
+        let (count, mut evictions) = (self.next.load(Ordering::Acquire), 0);
         for _ in 0..MAX_HAND_STEPS.min(count.saturating_mul(2)) {
-            if self.cache_share.has_room(size, &context.memory) {
-                return true;
+            if evictions == max_evictions || self.cache_share.has_room(size, &context.memory) {
+                break;
             }
-            self.advance_hand(count, context, guard);
+            evictions += u32::from(self.advance_hand(count, context, guard));
         }
         self.cache_share.has_room(size, &context.memory)
     }
@@ -321,34 +337,34 @@ impl IntervalSlots {
         }
     }
 
-    /// Moves the hand by one slot.
-    fn advance_hand(&self, count: u32, context: &EngineContext, guard: &Guard) {
+    /// Moves the hand by one slot. Returns whether it has evicted the content.
+    fn advance_hand(&self, count: u32, context: &EngineContext, guard: &Guard) -> bool {
         let id = self.hand.fetch_add(1, Ordering::Relaxed) % count;
         let slot = self.get(id);
         let marks = slot.marks.load(Ordering::Relaxed);
         if marks & MARK_USED != 0 {
             slot.marks.fetch_and(!MARK_USED, Ordering::Relaxed);
-            return;
+            return false;
         }
         if marks & MARK_GHOST_HIT != 0 {
             slot.marks.fetch_and(!MARK_GHOST_HIT, Ordering::Relaxed);
         }
         let seen = slot.state.view(guard);
         match seen {
-            SlotView::Empty => {}
+            SlotView::Empty => false,
             SlotView::Block(block) => {
                 let leaves = marks & MARK_REQUESTED != 0 && !self.is_fingerprint_limit_reached();
                 let fingerprints =
                     leaves.then(|| block.to_fingerprints()).flatten().map(SlotContent::Fingerprints);
                 let size = block.size();
-                if self.exchange(slot, &seen, fingerprints, context, guard) {
+                let is_evicted = self.exchange(slot, &seen, fingerprints, context, guard);
+                if is_evicted {
                     self.cache_share.record_eviction(u64::from(id), size);
                 }
+                is_evicted
             }
             SlotView::Fingerprints(_) => {
-                if self.is_fingerprint_limit_reached() {
-                    self.exchange(slot, &seen, None, context, guard);
-                }
+                self.is_fingerprint_limit_reached() && self.exchange(slot, &seen, None, context, guard)
             }
         }
     }
@@ -541,7 +557,8 @@ mod tests {
         assert_eq!([wanted(), wanted()], [0, 0]);
         assert!(wanted() > 15);
         assert!(wanted() < 5, "missed once since they were wanted");
-        let turn = || (0..20).for_each(|_| slots.advance_hand(20, &context, &guard));
+        let turn =
+            || assert!((0..20).all(|_| !slots.advance_hand(20, &context, &guard)), "fingerprints stay");
         turn();
         assert!(wanted() > 15, "used since the hand came by before");
         wanted();

@@ -8,7 +8,8 @@ use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::memory::cache_arbiter::is_retire_queue_full;
 
 use super::*;
-use crate::index::slots::IntervalSlot;
+use crate::index::slots::{IntervalSlot, MAX_EVICTIONS_BY_GET};
+use crate::interval::block::Block;
 
 /// Number of keys. They fill some thousand intervals: more than the ghosts of a cache remember.
 const KEYS: u32 = 6000;
@@ -309,6 +310,37 @@ fn nothing_is_evicted_while_the_retire_queue_is_full() {
         uncached.show_all();
         (cached() != some, epoch::deferred_bytes()) // at least by [`ADMIT_ONE_IN`]
     });
+}
+
+/// Regression: while the budget was exceeded, each missed get visited 1024 slots and evicted their
+/// blocks, which took up to 2.5 ms.
+#[test]
+fn a_missed_get_evicts_few_blocks() {
+    let uncached = UncachedKeyspace::new();
+    uncached.show_all();
+    let (slots, context) =
+        (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
+    let ids = 0..u32::try_from(slots.bytes() / size_of::<IntervalSlot>() as u64).unwrap();
+    let sizes = ids.filter_map(|id| slots.get(id).block(&epoch::pin()).map(Block::size));
+    let (count, largest) = sizes.fold((0, 0), |(count, most), size| (count + 1, size.max(most)));
+    let before = slots.cache_share.bytes();
+    assert!(count > 4 * 64, "{count}");
+    context.memory.take(MemoryPart::Index, context.memory.budget());
+    // The hand clears the marks of all slots before it evicts blocks.
+    let evicted = (0..100).map(|_| {
+        // Else so much evicted memory may wait for the guards of other tests that none is evicted.
+        assert!(epoch::wait_for_guards(Duration::from_secs(60)));
+        let before = slots.cache_share.bytes();
+        assert!(!slots.make_room(4096, MAX_EVICTIONS_BY_GET, context, &epoch::pin()));
+        before - slots.cache_share.bytes()
+    });
+    let evicted: Vec<u64> = evicted.collect();
+    context.memory.give_back(MemoryPart::Index, context.memory.budget());
+    assert!(
+        evicted.iter().all(|bytes| *bytes <= 64 * largest),
+        "{evicted:?} of {before}, blocks of {largest}"
+    );
+    assert!(slots.cache_share.bytes() < before / 2, "{evicted:?} of {before}");
 }
 
 #[test]

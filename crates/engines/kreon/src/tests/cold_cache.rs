@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::epoch;
 
 use super::fixture::level_store_of;
@@ -72,4 +73,26 @@ fn damage_in_a_neighboring_leaf_does_not_fail_other_lookups() {
         let found = level_store.find(&level, level_store.hash(key), key, guard);
         assert_eq!(found.is_err(), is_in(key), "{}", String::from_utf8_lossy(key));
     }
+}
+
+/// A lookup that misses while the budget is exceeded must not wait until everything is evicted.
+#[test]
+fn a_lookup_evicts_few_pages() {
+    let keys = sorted_keys(60_000);
+    let (level_store, level) = reopened_with_cold_cache(&keys, 64 << 20);
+    reads_of_all(&level_store, &level, &keys);
+    let cached = || level_store.cache.cache_share().bytes();
+    let (memory, guard) = (&level_store.context.memory, &epoch::pin());
+    let all = cached();
+    assert!(all > 3 * 64 * 4096, "{all}");
+    level_store.cache.evict(16 * 4096, guard); // some lookups miss
+    memory.take(MemoryPart::Index, memory.budget());
+    let mut most = 0;
+    for key in keys.iter().step_by(100) {
+        let before = cached();
+        assert!(level_store.find(&level, level_store.hash(key), key, guard).unwrap().is_some());
+        most = most.max(before.saturating_sub(cached()));
+    }
+    memory.give_back(MemoryPart::Index, memory.budget());
+    assert!(cached() < all / 2 && most <= 64 * (4096 + 512), "{most} of {all}, left {}", cached());
 }

@@ -52,6 +52,22 @@ const RING_ENTRY_BYTES: u64 = 16;
 /// four times as many leaves, but scans and steps need the leaves.
 const MAX_FINGERPRINT_QUARTERS: u64 = 3;
 
+/// Maximum effort of an eviction.
+#[derive(Clone, Copy, Debug)]
+struct EvictionLimits {
+    /// Pages that are visited.
+    visits: usize,
+    /// Pages that are evicted.
+    evictions: usize,
+}
+
+impl EvictionLimits {
+    const NONE: EvictionLimits = EvictionLimits { visits: usize::MAX, evictions: usize::MAX };
+    /// A lookup must not wait for many evictions. The maintenance thread evicts more, for example
+    /// after a decrease of the budget.
+    const FOR_LOOKUP: EvictionLimits = EvictionLimits { visits: 1024, evictions: 64 };
+}
+
 /// Mark of a frame: it was used since the clock came by.
 const REFERENCED: u8 = 1;
 /// Mark of a frame: a lookup has used it.
@@ -229,7 +245,8 @@ impl NodeCache {
         let cost = frame.cost();
         let is_leaf = frame.is_leaf;
         self.cache_share.record_miss(u64::from(page), cost);
-        if !self.evict_until(guard, || self.cache_share.has_room(cost, &self.context.memory)) {
+        let has_room = || self.cache_share.has_room(cost, &self.context.memory);
+        if !self.evict_until(EvictionLimits::FOR_LOOKUP, guard, has_room) {
             self.cache_share.record_eviction(u64::from(page), cost);
             return borrow_until_unpin(frame, guard);
         }
@@ -270,8 +287,9 @@ impl NodeCache {
     pub(crate) fn insert_neighbor(&self, page: u32, leaf: BlockBox<CachedNode>, guard: &Guard) {
         let cost = leaf.cost();
         if !self.cache_share.has_room(cost, &self.context.memory) {
+            let has_room = || self.cache_share.has_room(cost / 4, &self.context.memory);
             if self.has_room_for_fingerprints(1)
-                && self.evict_until(guard, || self.cache_share.has_room(cost / 4, &self.context.memory))
+                && self.evict_until(EvictionLimits::FOR_LOOKUP, guard, has_room)
             {
                 self.add_fingerprints(page, &leaf, &mut self.rings.lock()[FINGERPRINT_RING], guard);
             }
@@ -356,17 +374,18 @@ impl NodeCache {
 
     /// Evicts clean pages until `bytes` more fit into the budget. Returns false if they do not.
     pub(crate) fn evict_until_room(&self, bytes: u64, guard: &Guard) -> bool {
-        self.evict_until(guard, || self.context.memory.has_room(bytes))
+        self.evict_until(EvictionLimits::NONE, guard, || self.context.memory.has_room(bytes))
     }
 
     /// Evicts about `bytes` bytes of clean pages.
     pub(crate) fn evict(&self, bytes: u64, guard: &Guard) {
         let until = self.cache_share.bytes().saturating_sub(bytes);
-        self.evict_until(guard, || self.cache_share.bytes() <= until);
+        self.evict_until(EvictionLimits::NONE, guard, || self.cache_share.bytes() <= until);
     }
 
-    /// Evicts clean pages until `enough` returns true. Returns false if it does not.
-    fn evict_until(&self, guard: &Guard, enough: impl Fn() -> bool) -> bool {
+    /// Evicts clean pages until `enough` returns true, within `limits`. Returns false if it does
+    /// not.
+    fn evict_until(&self, limits: EvictionLimits, guard: &Guard, enough: impl Fn() -> bool) -> bool {
         free_deferred(guard); // evicted earlier, or read and not inserted
         if enough() {
             return true;
@@ -374,7 +393,8 @@ impl NodeCache {
         let mut rings = self.rings.lock();
         // Twice around each ring: the first round clears marks.
         let mut turns = rings.each_ref().map(|ring| 2 * ring.len());
-        loop {
+        let mut evictions = 0;
+        for _ in 0..limits.visits {
             let ring = match turns.map(|turns| turns > 0) {
                 [_, true, _] if self.is_fingerprint_share_exceeded(0) => FINGERPRINT_RING,
                 [true, ..] => LEAF_RING,
@@ -396,10 +416,15 @@ impl NodeCache {
             if stays {
                 rings[ring].push_back(page);
             }
+            evictions += usize::from(!stays);
             if enough() {
                 return true;
             }
+            if evictions == limits.evictions {
+                break;
+            }
         }
+        false
     }
 
     /// Whether fingerprints would take too much of the cache with `coming` more bytes.
