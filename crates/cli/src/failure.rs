@@ -21,7 +21,7 @@ pub(crate) enum Failure {
     /// Number of damaged places that were found and already reported on stdout.
     Damage(u64),
     /// A repair could not save everything. The losses are already reported.
-    Lossy,
+    Lossy { left_out: u64 },
     /// The database returned an error.
     Database(sheaf::Error),
     /// A backup that was to be restored is damaged.
@@ -65,7 +65,7 @@ impl Failure {
             {
                 2
             }
-            Failure::Damage(_) | Failure::DamagedBackup(_) | Failure::Lossy | Failure::Skipped(_) => 3,
+            Failure::Damage(_) | Failure::DamagedBackup(_) | Failure::Lossy { .. } | Failure::Skipped(_) => 3,
             Failure::Interrupted { signal, .. } => 128_u8.saturating_add(*signal),
             Failure::Database(error) if error.is_corrupt() => 3,
             _ => 4,
@@ -83,7 +83,18 @@ impl Failure {
         Some(match self {
             Failure::StdoutClosed => return None,
             Failure::Missing(what) | Failure::Usage(what) | Failure::Refused(what) => what.clone(),
-            Failure::Lossy => "not everything could be salvaged with certainty".to_owned(),
+            Failure::Lossy { left_out } => {
+                let rest = match left_out {
+                    0 => String::new(),
+                    count => {
+                        format!(
+                            "; {} left out: --keep-doubtful writes them, too",
+                            many(*count, "doubtful pair")
+                        )
+                    }
+                };
+                format!("not everything could be salvaged with certainty{rest}")
+            }
             Failure::Skipped(count) => {
                 format!("{} skipped; the dump contains all other pairs", many(*count, "damaged place"))
             }

@@ -113,6 +113,7 @@ fn a_database_without_both_slots_of_root_is_salvaged_as_doubtful() {
     }
     sandbox.run(&["get", "db", "a"]).exits(4).mentions("`sheaf repair` salvages it");
     sandbox.run(&["put", "db", "a", "2"]).exits(4).mentions("`sheaf repair` salvages it");
+    sandbox.run(&["repair", "db", "less"]).exits(3).mentions("1 doubtful pair left out: --keep-doubtful");
     sandbox.run(&["repair", "db", "new", "--keep-doubtful"]).exits(3);
     sandbox.run(&["get", "new", "a"]).succeeds().prints("1");
 }
@@ -308,6 +309,7 @@ fn a_refused_backup_names_the_reason_and_leaves_no_file() {
     }
     sandbox.run(&["restore", "monday", "db"]).exits(4).mentions("db is not empty");
     sandbox.run(&["restore", "db", "again"]).exits(4).mentions("there is no file BACKUP");
+    sandbox.run(&["restore", "no-backup", "again"]).exits(4).mentions("no directory with this name");
     let backup = sandbox.image("monday");
     let (path, mut bytes) =
         backup.into_iter().find(|(path, _)| path.ends_with("BACKUP")).expect("a file BACKUP");

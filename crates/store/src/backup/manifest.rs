@@ -200,6 +200,7 @@ impl Manifest {
                     Ok(_) => Err(why(
                         "it is an unfinished backup; if no backup is running, remove it and make a new one",
                     )),
+                    Err(_) if disk.list(dir).is_err() => Err(why("there is no directory with this name")),
                     Err(_) => Err(why("there is no file BACKUP in it")),
                 }
             }

@@ -83,7 +83,9 @@ pub(crate) fn run(args: &Repair) -> Result {
     let done = interrupt.map_cancelled(done, || "no partial database remains".to_owned())?;
     done.keyspaces.iter().for_each(|keyspace| report.write_losses(keyspace));
     report.write_damages(&done);
-    let verdict = if done.is_complete() { Ok(()) } else { Err(Failure::Lossy) };
+    let doubtful = done.keyspaces.iter().map(|keyspace| keyspace.doubtful).sum();
+    let left_out = if args.keep_doubtful { 0 } else { doubtful };
+    let verdict = if done.is_complete() { Ok(()) } else { Err(Failure::Lossy { left_out }) };
     let listed = report.end();
     let told = summarize(args, &done, &watch);
     combine(verdict, listed.and(told))
