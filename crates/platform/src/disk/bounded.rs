@@ -15,9 +15,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::descriptors::{Backend, Descriptors, OpenedFd};
 use super::real::{self, RealDisk};
-use super::{
-    DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume, cached_reads,
-};
+use super::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume};
 
 /// The real disk with a limit of its descriptors.
 #[derive(Debug)]
@@ -63,7 +61,7 @@ impl Backend for SystemBackend {
 
 impl Disk for BoundedDisk {
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        cached_reads::check_may_wait()?;
+        real::check_open(path, open_mode)?;
         let open = || real::open_file(path, open_mode, self.real.permissions);
         let (handle, len) = self.descriptors.open(path, open_mode, open)?;
         Ok(real::file_of(path, open_mode, handle, len))

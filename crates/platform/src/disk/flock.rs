@@ -27,7 +27,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
 use rustix::fs::{FileType, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -35,46 +35,44 @@ use rustix::io::Errno;
 use super::descriptors::FileIdentity;
 use super::real::{identity_of, mode_of, open_fd_mode, raw_mode, retry_interrupted, write_whole};
 use super::{LockMode, LockOutcome};
-use crate::fork::ForkGuard;
+use crate::fork::{self, ForkGuard};
 use crate::random::random_bits;
 
 /// Most attempts to lock a file that other processes keep replacing.
 const ATTEMPTS: usize = 16;
 
 /// A lock file that this process has locked exclusively.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct OwnedLockFile {
     path: PathBuf,
     identity: FileIdentity,
 }
 
-/// All lock files that this process has locked exclusively.
-static OWNED: RwLock<Vec<OwnedLockFile>> = RwLock::new(Vec::new());
+/// All lock files that this process has locked exclusively. The lock is never held during a system
+/// call.
+static OWNED: Mutex<Vec<OwnedLockFile>> = Mutex::new(Vec::new());
 
-/// Changes the list of owned lock files.
-fn update_owned(change: impl FnOnce(&mut Vec<OwnedLockFile>)) {
-    change(&mut OWNED.write().unwrap_or_else(PoisonError::into_inner));
+/// Calls `with` with the list of owned lock files. Returns `None` in a forked child if the lock is
+/// held: its holder may be a thread that exists only in the parent.
+fn with_owned<R>(with: impl FnOnce(&mut Vec<OwnedLockFile>) -> R) -> Option<R> {
+    let mut owned = match OWNED.try_lock() {
+        Ok(owned) => owned,
+        Err(TryLockError::Poisoned(owned)) => owned.into_inner(),
+        Err(TryLockError::WouldBlock) if fork::generation() > 0 => return None,
+        Err(TryLockError::WouldBlock) => OWNED.lock().unwrap_or_else(PoisonError::into_inner),
+    };
+    Some(with(&mut owned))
 }
 
-/// Adds a lock file to the list, and returns its identity.
-///
-/// # Errors
-///
-/// Returns an error of the kind `Other` if this process has locked another file that was at this
-/// path. Its owner could not be told from the new one.
-fn add_owned(path: &Path, identity: FileIdentity) -> io::Result<FileIdentity> {
-    let mut is_taken = false;
-    update_owned(|all| {
-        is_taken = all.iter().any(|lock_file| lock_file.path == path);
-        if !is_taken {
-            all.push(OwnedLockFile { path: path.to_owned(), identity });
-        }
-    });
-    if is_taken {
-        let text = "this process has a database open that was moved away from this path; close it first";
-        return Err(io::Error::other(text));
-    }
-    Ok(identity)
+/// Adds a lock file to the list. Returns false if this process has locked another file that was at
+/// this path: the two owners could not be told apart.
+fn add_owned(path: &Path, identity: FileIdentity) -> bool {
+    let add = |owned: &mut Vec<OwnedLockFile>| {
+        let is_free = owned.iter().all(|lock_file| lock_file.path != path);
+        owned.extend(is_free.then(|| OwnedLockFile { path: path.to_owned(), identity }));
+        is_free
+    };
+    with_owned(add).unwrap_or(true)
 }
 
 /// Returns an error if this process has locked a database whose directory contains `path`, and its
@@ -84,26 +82,25 @@ fn add_owned(path: &Path, identity: FileIdentity) -> io::Result<FileIdentity> {
 ///
 /// Returns an error of the kind `Other` that explains this.
 pub(super) fn check_owned(path: &Path) -> io::Result<()> {
-    let owned = OWNED.read().unwrap_or_else(PoisonError::into_inner);
-    for lock_file in owned.iter() {
-        let is_below = lock_file.path.parent().is_some_and(|dir| path.starts_with(dir));
-        if !is_below || path == lock_file.path {
-            continue;
-        }
-        let seen = rustix::fs::lstat(&lock_file.path);
-        if !seen.is_ok_and(|seen| identity_of(&seen) == lock_file.identity) {
-            return Err(io::Error::other(
-                "its directory is no longer that of the open database: it was moved or replaced, or its lock \
-                 file was removed; close the database, then open it where it is now",
-            ));
-        }
+    let is_above = |lock_file: &&OwnedLockFile| {
+        path != lock_file.path && lock_file.path.parent().is_some_and(|dir| path.starts_with(dir))
+    };
+    let above = with_owned(|owned| owned.iter().filter(is_above).cloned().collect::<Vec<_>>());
+    let is_in_place = |lock_file: &OwnedLockFile| {
+        rustix::fs::lstat(&lock_file.path).is_ok_and(|seen| identity_of(&seen) == lock_file.identity)
+    };
+    if above.unwrap_or_default().iter().all(is_in_place) {
+        return Ok(());
     }
-    Ok(())
+    Err(io::Error::other(
+        "its directory is no longer that of the open database: it was moved or replaced, or its lock file was \
+         removed; close the database, then open it where it is now",
+    ))
 }
 
 /// Must be called after this process has renamed `from` to `to`.
 pub(super) fn note_rename(from: &Path, to: &Path) {
-    update_owned(|owned| {
+    with_owned(|owned| {
         for lock_file in owned {
             if let Ok(rest) = lock_file.path.strip_prefix(from) {
                 lock_file.path = to.join(rest);
@@ -115,10 +112,7 @@ pub(super) fn note_rename(from: &Path, to: &Path) {
 /// Must be called after this process has removed `path`. It has given up a database if that is a
 /// lock file.
 pub(super) fn note_removal(path: &Path) {
-    let is_owned = |owned: &[OwnedLockFile]| owned.iter().any(|lock_file| lock_file.path == path);
-    if is_owned(&OWNED.read().unwrap_or_else(PoisonError::into_inner)) {
-        update_owned(|owned| owned.retain(|lock_file| lock_file.path != path));
-    }
+    with_owned(|owned| owned.retain(|lock_file| lock_file.path != path));
 }
 
 /// Takes the lock at `path` if it is free. A file created for it gets the mode `mode`. See
@@ -160,7 +154,7 @@ fn without_waiting(share: LockMode) -> FlockOperation {
 impl Drop for FileLockGuard {
     fn drop(&mut self) {
         if let Some(identity) = self.owned {
-            update_owned(|owned| owned.retain(|lock_file| lock_file.identity != identity));
+            with_owned(|owned| owned.retain(|lock_file| lock_file.identity != identity));
         }
         if !self.fork.is_child() {
             // If unlocking fails, the lock ends with the descriptor.
@@ -189,9 +183,15 @@ fn try_lock(path: &Path, share: LockMode, mode: u32) -> io::Result<Option<LockOu
         Ok(()) => {
             let mut owned = None;
             if share == LockMode::Exclusive {
+                let identity = identity_of(&rustix::fs::fstat(&fd)?);
+                if !add_owned(path, identity) {
+                    return Err(io::Error::other(
+                        "this process has a database open that was moved away from this path; close it first",
+                    ));
+                }
+                owned = Some(identity);
                 restrict_mode(&fd, mode);
                 write_pid(&fd);
-                owned = Some(add_owned(path, identity_of(&rustix::fs::fstat(&fd)?))?);
             }
             Ok(Some(LockOutcome::Acquired(Box::new(FileLockGuard { fd, fork: ForkGuard::new(), owned }))))
         }

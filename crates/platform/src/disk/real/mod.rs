@@ -81,6 +81,12 @@ pub fn usual_open_files() -> u32 {
     share.clamp(super::MIN_OPEN_FILES, 1024)
 }
 
+/// Returns an error if the caller must not wait for an opening, or must not write to the file.
+pub(super) fn check_open(path: &Path, open_mode: OpenMode) -> io::Result<()> {
+    cached_reads::check_may_wait()?;
+    if open_mode == OpenMode::Read { Ok(()) } else { flock::check_owned(path) }
+}
+
 /// Opens a regular file. A created file gets the mode of `permissions`.
 pub(super) fn open_file(path: &Path, open_mode: OpenMode, permissions: Permissions) -> io::Result<OpenedFd> {
     let flags = match open_mode {
@@ -88,9 +94,6 @@ pub(super) fn open_file(path: &Path, open_mode: OpenMode, permissions: Permissio
         OpenMode::ReadWrite => OFlags::RDWR,
         OpenMode::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
     };
-    if open_mode != OpenMode::Read {
-        flock::check_owned(path)?;
-    }
     // NONBLOCK: opening a named pipe must not wait. The flag has no effect on regular files.
     let fd = open_fd_mode(path, flags | OFlags::NONBLOCK, permissions.files())?;
     let seen = rustix::fs::fstat(&fd)?;
@@ -144,7 +147,7 @@ pub(super) fn sync(fd: RawFd) -> io::Result<()> {
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        cached_reads::check_may_wait()?;
+        check_open(path, open_mode)?;
         let opened = open_file(path, open_mode, self.permissions)?;
         Ok(file_of(path, open_mode, FileHandle::unbounded(&opened), opened.len))
     }
