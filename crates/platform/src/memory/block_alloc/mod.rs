@@ -148,17 +148,14 @@ static OPEN: [Mutex<BlockShard>; SHARDS] = [const {
 #[derive(Debug)]
 struct FreedBlock {
     next: *mut FreedBlock,
-    /// Size of the block.
-    bytes: usize,
+    place: ChunkPlace,
 }
 
 const _: () = assert!(size_of::<FreedBlock>() <= slabs::MIN_PART && align_of::<FreedBlock>() <= ALIGN);
 
-/// Allocator and form of a block.
+/// Form of a block in a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BlockPlace {
-    /// The general allocator.
-    General,
+enum ChunkPlace {
     /// Part of a slab of this class.
     Part(usize),
     /// So many units.
@@ -187,14 +184,15 @@ pub fn in_use() -> u64 {
     BLOCK_BYTES.load(Ordering::Relaxed)
 }
 
-/// Returns the place of a block of `bytes` in memory of chunks, if it can be there.
-const fn chunk_place(bytes: usize) -> BlockPlace {
+/// Returns the place of a block of `bytes` in a chunk. Returns `None` if the general allocator
+/// serves it.
+const fn chunk_place(bytes: usize) -> Option<ChunkPlace> {
     if bytes < slabs::MIN_PART || bytes > MAX_BLOCK {
-        BlockPlace::General
+        None
     } else if bytes <= slabs::MAX_PART {
-        BlockPlace::Part(slabs::class_of(bytes))
+        Some(ChunkPlace::Part(slabs::class_of(bytes)))
     } else {
-        BlockPlace::Units(bytes.div_ceil(UNIT))
+        Some(ChunkPlace::Units(bytes.div_ceil(UNIT)))
     }
 }
 
@@ -202,23 +200,23 @@ const fn chunk_place(bytes: usize) -> BlockPlace {
 #[must_use]
 pub const fn memory_bytes(bytes: usize) -> u64 {
     match chunk_place(bytes) {
-        BlockPlace::Units(units) => (units * UNIT) as u64,
-        BlockPlace::Part(class) => slabs::part_memory(class),
-        BlockPlace::General => super::allocated(bytes as u64),
+        Some(ChunkPlace::Units(units)) => (units * UNIT) as u64,
+        Some(ChunkPlace::Part(class)) => slabs::part_memory(class),
+        None => super::allocated(bytes as u64),
     }
 }
 
-/// Returns the place of a block of `bytes`. With `--cfg shuttle` the general allocator serves all
-/// blocks, because no explored run may affect the next one. So it is with `--cfg plain_pieces`,
-/// because sanitizers do not know about blocks in chunks.
-const fn place_of(bytes: usize) -> BlockPlace {
-    if cfg!(any(shuttle, plain_pieces)) { BlockPlace::General } else { chunk_place(bytes) }
+/// Like [`chunk_place`]. With `--cfg shuttle` the general allocator serves all blocks, because no
+/// explored run may affect the next one. So it is with `--cfg plain_pieces`, because sanitizers do
+/// not know about blocks in chunks.
+const fn place_of(bytes: usize) -> Option<ChunkPlace> {
+    if cfg!(any(shuttle, plain_pieces)) { None } else { chunk_place(bytes) }
 }
 
 /// Returns the alignment of a block of `bytes`.
 #[must_use]
 pub const fn block_align(bytes: usize) -> usize {
-    if matches!(chunk_place(bytes), BlockPlace::General) && bytes <= MAX_BLOCK { SMALL_ALIGN } else { ALIGN }
+    if bytes < slabs::MIN_PART { SMALL_ALIGN } else { ALIGN }
 }
 
 fn layout(bytes: usize) -> Layout {
@@ -358,20 +356,19 @@ impl BlockShard {
     ///
     /// # Safety
     ///
-    /// The block was allocated from this shard with this size and is freed only once.
-    unsafe fn free_block(&mut self, address: usize, bytes: usize) -> Option<usize> {
+    /// The block was allocated from this shard with this place and is freed only once.
+    unsafe fn free_block(&mut self, address: usize, place: ChunkPlace) -> Option<usize> {
         let (chunk, first) = block_position(address);
-        let is_empty = match place_of(bytes) {
+        let is_empty = match place {
             // SAFETY:
             // * The caller guarantees it.
-            BlockPlace::Part(class) => unsafe { self.free_part(address, class) },
-            BlockPlace::Units(count) => {
+            ChunkPlace::Part(class) => unsafe { self.free_part(address, class) },
+            ChunkPlace::Units(count) => {
                 assert!(address.is_multiple_of(UNIT), "block_alloc (I3): a block begins at a unit");
                 // SAFETY:
                 // * As above: the chunk belongs to the shard.
                 unsafe { self.free_units(chunk, first, count) }
             }
-            BlockPlace::General => unreachable!("the block is in a chunk"),
         };
         is_empty.then_some(chunk)
     }
@@ -430,10 +427,10 @@ impl BlockShard {
             // SAFETY:
             // * `push_freed` wrote it before the exchange that put it on the list. The swap took
             //   the whole list, so no other thread uses it.
-            let FreedBlock { next: behind, bytes } = unsafe { next.read() };
+            let FreedBlock { next: behind, place } = unsafe { next.read() };
             // SAFETY:
             // * The block was not free yet, so its chunk still belongs to the shard.
-            empty.extend(unsafe { self.free_block(next.expose_provenance(), bytes) });
+            empty.extend(unsafe { self.free_block(next.expose_provenance(), place) });
             next = behind;
         }
         empty
@@ -505,19 +502,17 @@ fn block_position(address: usize) -> (usize, usize) {
 /// Uses the shortest run of free units that suffices. A block loses half a unit on average.
 #[must_use]
 pub fn allocate(bytes: usize) -> NonNull<u8> {
-    let place = place_of(bytes);
-    if place == BlockPlace::General {
+    let Some(place) = place_of(bytes) else {
         // SAFETY:
         // * The size of the layout is not zero.
         let start = unsafe { alloc(layout(bytes)) };
         return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(bytes)));
-    }
+    };
     let (number, mut shard) = lock_any_shard();
     let empty = shard.drain_freed(number);
     let address = match place {
-        BlockPlace::Part(class) => shard.allocate_part(number, class),
-        BlockPlace::Units(count) => shard.allocate_units(number, count),
-        BlockPlace::General => unreachable!("handled above"),
+        ChunkPlace::Part(class) => shard.allocate_part(number, class),
+        ChunkPlace::Units(count) => shard.allocate_units(number, count),
     };
     drop(shard);
     make_all_spare(empty);
@@ -531,11 +526,11 @@ pub fn allocate(bytes: usize) -> NonNull<u8> {
 /// `start` comes from [`allocate`] with the same `bytes` and is freed only once. No code uses the
 /// memory any more.
 pub unsafe fn free(start: NonNull<u8>, bytes: usize) {
-    if place_of(bytes) == BlockPlace::General {
+    let Some(place) = place_of(bytes) else {
         // SAFETY:
         // * `allocate` used the same layout: the caller guarantees the same `bytes`.
         return unsafe { dealloc(start.as_ptr(), layout(bytes)) };
-    }
+    };
     let (chunk, _) = block_position(start.addr().get());
     let head = with_exposed_provenance_mut::<ChunkHead>(chunk);
     // SAFETY:
@@ -547,28 +542,28 @@ pub unsafe fn free(start: NonNull<u8>, bytes: usize) {
     let Some(mut shard) = try_lock(&OPEN[number]) else {
         // SAFETY:
         // * The caller owns the block. It has at least the size and alignment of a `FreedBlock`.
-        return unsafe { push_freed(start.cast(), bytes, &FREED[number]) };
+        return unsafe { push_freed(start.cast(), place, &FREED[number]) };
     };
     // SAFETY:
     // * The chunk belongs to this shard, as its head says. The block of the caller keeps it there.
-    let emptied = unsafe { shard.free_block(start.addr().get(), bytes) };
+    let emptied = unsafe { shard.free_block(start.addr().get(), place) };
     let mut empty = shard.drain_freed(number);
     empty.extend(emptied);
     drop(shard);
     make_all_spare(empty);
 }
 
-/// Puts a block of `bytes` on a list of freed ones.
+/// Puts a block on a list of freed ones.
 ///
 /// # Safety
 ///
 /// The caller owns the block, and no other code uses it.
-unsafe fn push_freed(piece: NonNull<FreedBlock>, bytes: usize, list: &AtomicPtr<FreedBlock>) {
+unsafe fn push_freed(piece: NonNull<FreedBlock>, place: ChunkPlace, list: &AtomicPtr<FreedBlock>) {
     let mut next = list.load(Ordering::Relaxed);
     loop {
         // SAFETY:
         // * The caller owns the block, until the exchange below succeeds.
-        unsafe { piece.write(FreedBlock { next, bytes }) };
+        unsafe { piece.write(FreedBlock { next, place }) };
         match list.compare_exchange_weak(next, piece.as_ptr(), Ordering::Release, Ordering::Relaxed) {
             Ok(_) => return,
             Err(newest) => next = newest,

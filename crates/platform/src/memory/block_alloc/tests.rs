@@ -5,10 +5,10 @@ use crate::fork::FORKING;
 
 #[test]
 fn blocks_take_whole_units() {
-    use BlockPlace::{General, Part, Units};
-    assert_eq!([0, 64, 65, 448].map(chunk_place), [General, General, Part(0), Part(5)]);
-    assert_eq!([449, 512, 513].map(chunk_place), [Units(1), Units(1), Units(2)]);
-    assert_eq!([MAX_BLOCK, MAX_BLOCK + 1].map(chunk_place), [Units(MAX_BLOCK / UNIT), General]);
+    use ChunkPlace::{Part, Units};
+    assert_eq!([0, 64, 65, 448].map(chunk_place), [None, None, Some(Part(0)), Some(Part(5))]);
+    assert_eq!([449, 512, 513].map(chunk_place), [1, 1, 2].map(|units| Some(Units(units))));
+    assert_eq!([MAX_BLOCK, MAX_BLOCK + 1].map(chunk_place), [Some(Units(MAX_BLOCK / UNIT)), None]);
     assert_eq!((memory_bytes(4160), memory_bytes(24), memory_bytes(MAX_BLOCK + 1)), (4608, 32, 40 << 10));
 }
 
@@ -112,7 +112,7 @@ fn blocks_are_disjoint_and_reusable() {
     });
     drop(hand_on);
     let left: Vec<MarkedBlock> = handed.lock().unwrap().iter().collect();
-    let pooled = left.iter().filter(|piece| chunk_place(piece.bytes) != BlockPlace::General);
+    let pooled = left.iter().filter(|piece| chunk_place(piece.bytes).is_some());
     let (mut bytes, mut chunks) = (0, BTreeSet::new());
     for piece in pooled {
         bytes += memory_bytes(piece.bytes);
