@@ -340,7 +340,7 @@ impl Store {
                 let _alone = self.pipeline.stripes.lock_exclusive();
                 keyspaces.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.freeze_more());
             }
-            self.background.signals.signal_engine_work();
+            self.background.signals.signal_helpers();
         }
     }
 

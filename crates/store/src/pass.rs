@@ -54,6 +54,14 @@ impl PassOutcome {
     }
 }
 
+impl FromIterator<PassOutcome> for PassOutcome {
+    fn from_iter<I: IntoIterator<Item = PassOutcome>>(rounds: I) -> PassOutcome {
+        let mut outcome = PassOutcome::default();
+        rounds.into_iter().for_each(|round| outcome.merge(round));
+        outcome
+    }
+}
+
 impl From<Result<bool>> for PassOutcome {
     fn from(one: Result<bool>) -> PassOutcome {
         let mut outcome = PassOutcome::default();

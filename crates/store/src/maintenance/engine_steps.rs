@@ -103,6 +103,12 @@ impl TurnQueue {
     }
 }
 
+/// Commits that a step may move to files, and views that may need old versions.
+struct StepInput {
+    durable_seq: Seq,
+    views: Views,
+}
+
 /// Ends a turn when it is dropped, also by a panic: no other thread may wait for it.
 struct RunningTurn<'a> {
     signals: &'a ThreadSignals,
@@ -114,7 +120,7 @@ struct RunningTurn<'a> {
 impl Drop for RunningTurn<'_> {
     fn drop(&mut self) {
         if self.queue.lock().end(self.turn, self.has_more) {
-            self.signals.wake_helpers();
+            self.signals.signal_helpers();
         }
     }
 }
@@ -165,8 +171,9 @@ impl Store {
             }
         }
         let (mut outcome, mut busy) = (PassOutcome::default(), Vec::new());
+        let input = self.step_input();
         for keyspace in keyspaces {
-            let (first, has_more) = self.engine_turn(keyspace, 1, &step);
+            let (first, has_more) = self.engine_turn(keyspace, &input, 1, &step);
             outcome.merge(first);
             if outcome.has_failed() && self.health.check_not_poisoned().is_err() {
                 return outcome;
@@ -187,22 +194,26 @@ impl Store {
         self.background.stepped_seqs[log.index()].swap(visible, Ordering::Relaxed) != visible
     }
 
+    fn step_input(&self) -> StepInput {
+        StepInput { durable_seq: self.root.published.floor(), views: self.current_views() }
+    }
+
     /// Runs up to `count` steps of a keyspace. Returns whether it has more to do. An engine that
     /// has just flushed its frozen data continues in its next turn: a merge takes longer than the
     /// end of the checkpoint, which frees the journal.
     fn engine_turn(
         &self,
         keyspace: &KeyspaceState,
+        input: &StepInput,
         count: usize,
         step: impl Fn(&dyn Engine, &Views, Seq) -> Result<bool>,
     ) -> (PassOutcome, bool) {
         let mut outcome = PassOutcome::default();
         let Ok(engine) = keyspace.engine() else { return (outcome, false) };
         let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = &*keyspace.name());
-        let (durable_seq, views) = (self.root.published.floor(), self.current_views());
         for _ in 0..count {
             let was_settled = engine.is_flushed();
-            let more = match step(&**engine, &views, durable_seq) {
+            let more = match step(&**engine, &input.views, input.durable_seq) {
                 Err(Error::Poisoned { cause }) => Err(self.poison(cause)),
                 other => other,
             };
@@ -224,21 +235,22 @@ impl Store {
         step: &(impl Fn(&dyn Engine, &Views, Seq) -> Result<bool> + Sync),
     ) -> PassOutcome {
         let (queue, signals) = (Mutex::new(TurnQueue::new(keyspaces.len())), &self.background.signals);
+        let at_start = self.step_input();
         let run = || {
             let (_step, mut outcome) = (PoisonOnPanic(self), PassOutcome::default());
             while let Some(mut running) = begin_turn(signals, &queue) {
                 let keyspace = &keyspaces[running.turn.keyspace];
-                let (turn, has_more) = self.engine_turn(keyspace, steps, step);
+                // The round may be long, so later turns see the views and commits of their time.
+                let later = (!running.turn.is_first).then(|| self.step_input());
+                let input = later.as_ref().unwrap_or(&at_start);
+                let (turn, has_more) = self.engine_turn(keyspace, input, steps, step);
                 outcome.merge(turn);
                 running.has_more = has_more;
             }
             outcome
         };
         let outcomes = run_threads(threads.min(keyspaces.len()), run);
-        outcomes.into_iter().fold(PassOutcome::default(), |mut all, one| {
-            all.merge(one);
-            all
-        })
+        outcomes.into_iter().collect()
     }
 }
 

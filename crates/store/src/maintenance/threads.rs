@@ -56,8 +56,8 @@ const SEALED_PER_ROOT: u64 = 16;
 pub(crate) struct ThreadSignals {
     is_stopping: AtomicBool,
     is_work_due: Mutex<bool>,
-    /// Number of signals of new work. Changed under the lock of `is_work_due`.
-    work_signals: AtomicU64,
+    /// Number of signals to helpers. Changed under the lock of `is_work_due`.
+    helper_signals: AtomicU64,
     /// A task waits for a sync round. Set before `sync_wake` is notified under the lock.
     is_round_due: AtomicBool,
     maintenance_wake: Condvar,
@@ -81,36 +81,27 @@ pub(crate) struct ThreadSignals {
 impl ThreadSignals {
     /// Wakes the maintenance and the preallocation thread.
     pub(crate) fn wake(&self) {
-        {
-            let mut due = self.is_work_due.lock();
-            *due = true;
-            self.work_signals.fetch_add(1, Ordering::Relaxed);
-        }
+        *self.is_work_due.lock() = true;
         self.maintenance_wake.notify_one();
-        self.helper_wake.notify_all();
         self.preallocation_wake.notify_one();
+        self.signal_helpers();
     }
 
-    /// Tells helpers of a round that the engines have more work.
-    pub(crate) fn signal_engine_work(&self) {
+    /// Tells helpers of a round of engine steps that there may be work for them, or that the round
+    /// is over.
+    pub(crate) fn signal_helpers(&self) {
         {
             let _due = self.is_work_due.lock();
-            self.work_signals.fetch_add(1, Ordering::Relaxed);
+            self.helper_signals.fetch_add(1, Ordering::Relaxed);
         }
         self.helper_wake.notify_all();
     }
 
-    /// Wakes the helpers that are in [`ThreadSignals::wait_for_work`].
-    pub(crate) fn wake_helpers(&self) {
-        drop(self.is_work_due.lock());
-        self.helper_wake.notify_all();
-    }
-
-    /// Calls `must_wait` with the number of signals of new work so far. If it returns true, waits
-    /// for a signal, for [`ThreadSignals::wake_helpers`] or for [`MAINTENANCE_INTERVAL`].
+    /// Calls `must_wait` with the number of calls of [`ThreadSignals::signal_helpers`] so far. If
+    /// it returns true, waits for the next one, at most for [`MAINTENANCE_INTERVAL`].
     pub(crate) fn wait_for_work(&self, must_wait: impl FnOnce(u64) -> bool) {
         let mut due = self.is_work_due.lock();
-        if must_wait(self.work_signals.load(Ordering::Relaxed)) {
+        if must_wait(self.helper_signals.load(Ordering::Relaxed)) {
             self.helper_wake.wait_for(&mut due, MAINTENANCE_INTERVAL);
         }
     }
@@ -354,10 +345,7 @@ impl Store {
             let (_step, mut outcome) = (PoisonOnPanic(self), PassOutcome::default());
             loop {
                 let more = self.logs.iter().map(|log| self.maintain_engines(&self.keyspaces_of(log)));
-                let more = more.fold(PassOutcome::default(), |mut all, one| {
-                    all.merge(one);
-                    all
-                });
+                let more: PassOutcome = more.collect();
                 let ends = !more.has_progress || more.has_failed() || is_over.load(Ordering::Relaxed);
                 outcome.merge(more);
                 if ends {
