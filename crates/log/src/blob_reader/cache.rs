@@ -20,7 +20,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sheaf_platform::memory::cache_arbiter::CacheShare;
+use sheaf_platform::memory::cache_arbiter::{CacheShare, MAX_EVICTIONS_BY_LOOKUP};
 use sheaf_platform::memory::{BlockBytes, Memory};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicU32, Ordering};
@@ -31,8 +31,6 @@ const SHARDS: usize = 16;
 const BUDGET_DIVISOR: u64 = 2;
 /// A value takes at most a shard's limit divided by this.
 const MAX_VALUE_DIVISOR: u64 = 8;
-/// Maximum number of values that a read evicts for the value that it has read.
-const MAX_EVICTIONS_BY_READ: usize = 64;
 /// Bytes of an entry in addition to the value.
 const ENTRY_OVERHEAD: u64 = 160;
 /// The table of recent reads has at most the bytes of the budget divided by this entries.
@@ -122,7 +120,7 @@ impl BlobCache {
         };
         let mut evictions = 0;
         while !has_room(&shard) {
-            if evictions == MAX_EVICTIONS_BY_READ || !shard.evict_one(&self.cache_share, memory) {
+            if evictions == MAX_EVICTIONS_BY_LOOKUP || !shard.evict_one(&self.cache_share, memory) {
                 self.cache_share.record_eviction(id, cost);
                 return;
             }

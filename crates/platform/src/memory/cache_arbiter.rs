@@ -62,6 +62,11 @@ pub fn proportion(amount: u64, part: u64, all: u64) -> u64 {
     u64::try_from(u128::from(amount) * u128::from(part) / u128::from(all.max(1))).unwrap_or(u64::MAX)
 }
 
+/// Maximum number of entries that one lookup evicts to make room for what it has read: it must not
+/// wait for many evictions. The maintenance thread evicts more, for example after a decrease of the
+/// budget.
+pub const MAX_EVICTIONS_BY_LOOKUP: usize = 64;
+
 /// Returns true if so much evicted memory is not freed yet that a cache should not evict for a
 /// miss. A guard that is held for long, such as by a maintenance step or a descheduled thread,
 /// keeps all of it. The budget does not count it any more.

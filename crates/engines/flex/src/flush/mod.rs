@@ -118,7 +118,7 @@ impl FlexEngine {
     /// memory that is retired during that time.
     fn idle_step(&self, table: &mut IntervalTable) -> Result<bool> {
         let guard = epoch::pin();
-        self.interval_cache.slots.make_room(0, u32::MAX, &self.interval_cache.context, &guard);
+        self.interval_cache.slots.make_room(0, usize::MAX, &self.interval_cache.context, &guard);
         guard.flush(); // retired states hold nodes and slots
         table.reclaim_versions(&self.interval_cache, &guard);
         drop(guard);

@@ -30,7 +30,7 @@
 use std::ptr;
 
 use sheaf_engine::context::EngineContext;
-use sheaf_platform::memory::cache_arbiter::{CacheShare, is_retire_queue_full};
+use sheaf_platform::memory::cache_arbiter::{CacheShare, MAX_EVICTIONS_BY_LOOKUP, is_retire_queue_full};
 use sheaf_platform::memory::{chunk_position, prefetch, prefetch_block};
 use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{Guard, free_deferred, note_deferred};
@@ -44,9 +44,6 @@ const FIRST_CHUNK_SLOTS: u32 = 64;
 const MAX_CHUNKS: usize = 26;
 /// Maximum number of slots that the hand visits to make room for one block.
 const MAX_HAND_STEPS: u32 = 1024;
-/// Maximum number of blocks that a get evicts to make room for one. The maintenance thread evicts
-/// more, for example after a decrease of the budget.
-pub(crate) const MAX_EVICTIONS_BY_GET: u32 = 64;
 /// One in this many refused blocks is admitted nevertheless, because there may be too few ghosts to
 /// recognize the interval later.
 const ADMIT_ONE_IN: u32 = 16;
@@ -207,7 +204,7 @@ impl IntervalSlots {
     /// Inserts a block into its slot if the budget has room or eviction makes some.
     pub(crate) fn insert_block(&self, id: u32, block: &BlockRef, context: &EngineContext, guard: &Guard) {
         let size = block.size();
-        if !self.make_room_for_get(size, context, guard) {
+        if !self.make_room(size, MAX_EVICTIONS_BY_LOOKUP, context, guard) {
             self.cache_share.record_eviction(u64::from(id), size);
             return;
         }
@@ -225,7 +222,9 @@ impl IntervalSlots {
     ) {
         self.mark_requested(id);
         let size = fingerprints.view().size();
-        if !self.is_fingerprint_limit_reached() && self.make_room_for_get(size, context, guard) {
+        if !self.is_fingerprint_limit_reached()
+            && self.make_room(size, MAX_EVICTIONS_BY_LOOKUP, context, guard)
+        {
             self.insert(id, SlotContent::Fingerprints(fingerprints), context, guard);
         }
     }
@@ -295,18 +294,12 @@ impl IntervalSlots {
             > self.cache_share.bytes() / 4 * MAX_FINGERPRINT_QUARTERS
     }
 
-    /// Moves the hand until `size` bytes fit, for a get. Returns false if they still do not: the
-    /// get must not wait for many evictions.
-    fn make_room_for_get(&self, size: u64, context: &EngineContext, guard: &Guard) -> bool {
-        self.make_room(size, MAX_EVICTIONS_BY_GET, context, guard)
-    }
-
     /// Moves the hand until `size` bytes fit, or until `max_evictions` blocks are evicted. Returns
     /// false if they still do not fit.
     pub(crate) fn make_room(
         &self,
         size: u64,
-        max_evictions: u32,
+        max_evictions: usize,
         context: &EngineContext,
         guard: &Guard,
     ) -> bool {
@@ -320,7 +313,7 @@ impl IntervalSlots {
             if evictions == max_evictions || self.cache_share.has_room(size, &context.memory) {
                 break;
             }
-            evictions += u32::from(self.advance_hand(count, context, guard));
+            evictions += usize::from(self.advance_hand(count, context, guard));
         }
         self.cache_share.has_room(size, &context.memory)
     }

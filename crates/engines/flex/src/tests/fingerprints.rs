@@ -5,10 +5,10 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use sheaf_platform::memory::MemoryPart;
-use sheaf_platform::memory::cache_arbiter::is_retire_queue_full;
+use sheaf_platform::memory::cache_arbiter::{MAX_EVICTIONS_BY_LOOKUP, is_retire_queue_full};
 
 use super::*;
-use crate::index::slots::{IntervalSlot, MAX_EVICTIONS_BY_GET};
+use crate::index::slots::{IntervalSlot, IntervalSlots};
 use crate::interval::block::Block;
 
 /// Number of keys. They fill some thousand intervals: more than the ghosts of a cache remember.
@@ -91,10 +91,16 @@ impl UncachedKeyspace {
             .give_back(MemoryPart::Index, std::mem::take(&mut self.reserved));
     }
 
+    /// Returns the slots and their context.
+    fn cache(&self) -> (&IntervalSlots, &EngineContext) {
+        let interval_cache = &self.keyspace.engine.interval_cache;
+        (&interval_cache.slots, &interval_cache.context)
+    }
+
     /// Removes the content of all intervals from memory.
     fn clear_cache(&self) {
-        let interval_cache = &self.keyspace.engine.interval_cache;
-        interval_cache.slots.clear(&interval_cache.context, &epoch::pin());
+        let (slots, context) = self.cache();
+        slots.clear(context, &epoch::pin());
     }
 
     fn get(&self, at: Seq, n: u32) -> Result<Option<Vec<u8>>> {
@@ -268,8 +274,7 @@ fn a_damaged_pair_is_reported_and_never_missing() {
 #[test]
 fn only_requested_blocks_leave_fingerprints() {
     let uncached = UncachedKeyspace::new();
-    let (slots, context) =
-        (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
+    let (slots, context) = uncached.cache();
     let give_way = |bytes: u64| slots.evict(bytes, context, &epoch::pin());
     let mut walk =
         uncached.keyspace.engine.cursor(uncached.keyspace.newest, Bounds::all(), Projection::Keys).unwrap();
@@ -292,8 +297,7 @@ fn nothing_is_evicted_while_the_retire_queue_is_full() {
     let _alone = DEFERRED_LOCK.write().unwrap_or_else(PoisonError::into_inner);
     let uncached = UncachedKeyspace::with(None);
     uncached.show_all();
-    let (slots, context) =
-        (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
+    let (slots, context) = uncached.cache();
     let cached = || {
         let ids = 0..u32::try_from(slots.bytes() / size_of::<IntervalSlot>() as u64).unwrap();
         ids.filter(|id| slots.get(*id).block(&epoch::pin()).is_some()).collect::<Vec<_>>()
@@ -318,8 +322,7 @@ fn nothing_is_evicted_while_the_retire_queue_is_full() {
 fn a_missed_get_evicts_few_blocks() {
     let uncached = UncachedKeyspace::new();
     uncached.show_all();
-    let (slots, context) =
-        (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
+    let (slots, context) = uncached.cache();
     let ids = 0..u32::try_from(slots.bytes() / size_of::<IntervalSlot>() as u64).unwrap();
     let sizes = ids.filter_map(|id| slots.get(id).block(&epoch::pin()).map(Block::size));
     let (count, largest) = sizes.fold((0, 0), |(count, most), size| (count + 1, size.max(most)));
@@ -331,7 +334,7 @@ fn a_missed_get_evicts_few_blocks() {
         // Else so much evicted memory may wait for the guards of other tests that none is evicted.
         assert!(epoch::wait_for_guards(Duration::from_secs(60)));
         let before = slots.cache_share.bytes();
-        assert!(!slots.make_room(4096, MAX_EVICTIONS_BY_GET, context, &epoch::pin()));
+        assert!(!slots.make_room(4096, MAX_EVICTIONS_BY_LOOKUP, context, &epoch::pin()));
         before - slots.cache_share.bytes()
     });
     let evicted: Vec<u64> = evicted.collect();
@@ -347,8 +350,7 @@ fn a_missed_get_evicts_few_blocks() {
 fn fingerprints_are_accounted_and_freed() {
     let uncached = UncachedKeyspace::new();
     uncached.show_all();
-    let (slots, context) =
-        (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
+    let (slots, context) = uncached.cache();
     let held = slots.cache_share.bytes();
     assert!(held > 0 && held == context.memory.used(MemoryPart::Cache));
     // the first eviction of a block leaves fingerprints

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use sheaf_engine::context::EngineContext;
 use sheaf_platform::memory::allocated;
 use sheaf_platform::memory::block_alloc::{self, BlockBox};
-use sheaf_platform::memory::cache_arbiter::CacheShare;
+use sheaf_platform::memory::cache_arbiter::{CacheShare, MAX_EVICTIONS_BY_LOOKUP};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{Guard, free_deferred};
@@ -63,9 +63,7 @@ struct EvictionLimits {
 
 impl EvictionLimits {
     const NONE: EvictionLimits = EvictionLimits { visits: usize::MAX, evictions: usize::MAX };
-    /// A lookup must not wait for many evictions. The maintenance thread evicts more, for example
-    /// after a decrease of the budget.
-    const FOR_LOOKUP: EvictionLimits = EvictionLimits { visits: 1024, evictions: 64 };
+    const FOR_LOOKUP: EvictionLimits = EvictionLimits { visits: 1024, evictions: MAX_EVICTIONS_BY_LOOKUP };
 }
 
 /// Mark of a frame: it was used since the clock came by.
