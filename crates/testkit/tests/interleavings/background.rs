@@ -1,43 +1,17 @@
 //! Background steps of several keyspaces on helper threads, next to writers.
 
-use std::collections::BTreeMap;
-
 use super::*;
-
-/// Writes to `name` and returns its contents.
-fn write(db: &Database, name: &str, engine: &str) -> BTreeMap<String, String> {
-    let keyspace = open_keyspace(db, name, engine);
-    let mut expected = BTreeMap::new();
-    for n in 0..24 {
-        let key = (n % 5).to_string();
-        if n % 7 == 6 {
-            keyspace.remove(&key).expect("it removes");
-            expected.remove(&key);
-        } else {
-            keyspace.insert(&key, n.to_string()).expect("it inserts");
-            expected.insert(key, n.to_string());
-        }
-    }
-    expected
-}
-
-fn check(db: &Database, name: &str, engine: &str, expected: &BTreeMap<String, String>) {
-    let keyspace = open_keyspace(db, name, engine);
-    let pairs = keyspace.iter().expect("it begins").map(|pair| pair.expect("it reads"));
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
-    let found: BTreeMap<_, _> = pairs.map(|(key, value)| (text(&key), text(&value))).collect();
-    assert_eq!(&found, expected, "{engine}, keyspace {name}");
-}
 
 /// Rounds of engine steps start helpers, end, and lose nothing.
 fn steps_on_helpers(engine: &'static str) {
     let machine = ModelMachine::default();
     let db = machine.builder().background_threads(3).open("/db").expect("it opens");
-    let first = write(&db, "b", engine); // there is work already
+    let write = move |db: &Database, name: &str| write_and_remove(&open_keyspace(db, name, engine), 24, 6);
+    let first = write(&db, "b"); // there is work already
     let (sender, receiver) = std::sync::mpsc::channel();
     let writer = {
         let db = db.clone();
-        spawn(move || sender.send(write(&db, "a", engine)).expect("the test waits"))
+        spawn(move || sender.send(write(&db, "a")).expect("the test waits"))
     };
     for _ in 0..4 {
         db.pump().expect("it works");
@@ -46,11 +20,11 @@ fn steps_on_helpers(engine: &'static str) {
     let second = receiver.recv().expect("the writer has ended");
     while db.pump().expect("it works") {}
     for (name, expected) in [("a", &second), ("b", &first)] {
-        check(&db, name, engine, expected);
+        assert_eq!(&pairs(&open_keyspace(&db, name, engine)), expected, "{engine}, keyspace {name}");
     }
     let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() }.open();
     for (name, expected) in [("a", &second), ("b", &first)] {
-        check(&after, name, engine, expected);
+        assert_eq!(&pairs(&open_keyspace(&after, name, engine)), expected, "{engine}, keyspace {name}");
     }
 }
 

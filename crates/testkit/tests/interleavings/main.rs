@@ -22,6 +22,7 @@ mod transactions;
 mod waiting;
 mod writing;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,6 +103,30 @@ fn insert_durably(db: &Database, keyspace: &Keyspace, key: &str, value: &str) {
     let mut batch = db.batch();
     batch.durability(Durability::Sync).insert(keyspace, key, value);
     batch.commit().expect("the batch commits");
+}
+
+/// Writes to `keys` keys in turn, and removes the key in every fifth of `count` steps. Returns the
+/// pairs.
+fn write_and_remove(keyspace: &Keyspace, count: u32, keys: u32) -> BTreeMap<String, String> {
+    let mut expected = BTreeMap::new();
+    for n in 0..count {
+        let key = (n % keys).to_string();
+        if n % 5 == 4 {
+            keyspace.remove(&key).expect("it removes");
+            expected.remove(&key);
+        } else {
+            keyspace.insert(&key, n.to_string()).expect("it inserts");
+            expected.insert(key, n.to_string());
+        }
+    }
+    expected
+}
+
+/// Returns the pairs of a keyspace, which are text.
+fn pairs(keyspace: &Keyspace) -> BTreeMap<String, String> {
+    let pairs = keyspace.iter().expect("it begins").map(|pair| pair.expect("it reads"));
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+    pairs.map(|(key, value)| (text(&key), text(&value))).collect()
 }
 
 fn text(value: Option<sheaf::Value>) -> Option<String> {

@@ -1,7 +1,5 @@
 //! Opening: several threads replay the logs, and the first operations apply deferred entries.
 
-use std::collections::BTreeMap;
-
 use super::*;
 
 /// Versions and removals of two keys are in several segments, which two threads replay alternately:
@@ -47,23 +45,6 @@ fn parallel_replay_into_memtables_is_correct() {
     }
 }
 
-/// Writes to `keys` keys in turn, and removes the key in every fifth of `count` steps. Returns the
-/// pairs.
-fn write_and_remove(keyspace: &Keyspace, count: u32, keys: u32) -> BTreeMap<String, String> {
-    let mut expected = BTreeMap::new();
-    for n in 0..count {
-        let key = (n % keys).to_string();
-        if n % 5 == 4 {
-            keyspace.remove(&key).expect("it removes");
-            expected.remove(&key);
-        } else {
-            keyspace.insert(&key, n.to_string()).expect("it inserts");
-            expected.insert(key, n.to_string());
-        }
-    }
-    expected
-}
-
 /// Threads read and replay several pieces of the journal. Each key has records in all of them.
 fn replay_of_the_journal(engine: &str) {
     let machine = ModelMachine::default();
@@ -73,10 +54,7 @@ fn replay_of_the_journal(engine: &str) {
     let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() };
     let again = after.builder().inline(false).read_only(true).open("/db").expect("it opens");
     let keyspace = open_keyspace(&again, "a", engine);
-    let shown = keyspace.iter().expect("it begins").map(|pair| pair.expect("it reads"));
-    let shown: BTreeMap<_, _> = shown.map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
-    let expected = expected.into_iter().map(|(key, value)| (key.into_bytes(), value.into_bytes()));
-    assert_eq!(shown, expected.collect::<BTreeMap<_, _>>(), "{engine}");
+    assert_eq!(pairs(&keyspace), expected, "{engine}");
 }
 
 #[test]
