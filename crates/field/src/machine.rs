@@ -92,7 +92,7 @@ impl Latencies {
 }
 
 /// Times of a thread since its start; 0 if the kernel does not count them.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct ThreadTimes {
     /// Time on a processor.
     pub(crate) ran: Duration,

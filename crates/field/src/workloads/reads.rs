@@ -70,7 +70,9 @@ impl LongestOperations {
 }
 
 /// Finds the longest operations of the calling thread.
+#[derive(Default)]
 struct OperationWatch {
+    /// Operations since the thread began to do them, or continued after something else.
     operations: u64,
     times: ThreadTimes,
     sleeps: u64,
@@ -81,17 +83,9 @@ struct OperationWatch {
 }
 
 impl OperationWatch {
-    fn new() -> OperationWatch {
-        let (times, cpu) = (thread_times(), sched_getcpu());
-        let (sleeps, device_reads, stolen) = (sleeps(), device_reads(), stolen_from(cpu));
-        let longest = LongestOperations::default();
-        OperationWatch { operations: 0, times, sleeps, device_reads, cpu, stolen, longest }
-    }
-
-    /// Reads the counters again: the thread did something else.
+    /// Must be called after the thread did something else: the counters are read again.
     fn resume(&mut self) {
-        let longest = self.longest;
-        *self = OperationWatch { longest, ..OperationWatch::new() };
+        self.operations = 0;
     }
 
     /// Must be called before an operation.
@@ -208,7 +202,7 @@ fn read_and_compute(
     length: Duration,
 ) -> sheaf::Result<(Latencies, LongestOperations, LongestOperations)> {
     let (mut random, mut latencies) = (fastrand::Rng::with_seed(seed), Latencies::default());
-    let (mut gets, mut computations) = (OperationWatch::new(), OperationWatch::new());
+    let (mut gets, mut computations) = (OperationWatch::default(), OperationWatch::default());
     let end = Instant::now() + 2 * length;
     while Instant::now() < end {
         gets.resume();
