@@ -43,6 +43,11 @@ pub trait EngineRecovery: EngineReads {
     fn restore_without_image(&self, damage: Option<Error>) -> Result<()> {
         damage.map_or(Ok(()), Err)
     }
+    /// Returns the newest commit that the restore has found in the engine's own files. Returns
+    /// [`Seq::ZERO`] if the engine has none, or if the image describes them as they are.
+    fn newest_in_files(&self) -> Seq {
+        Seq::ZERO
+    }
     /// Loads the readable part of the engine's own files for a repair, with any image or none, and
     /// with files missing. Must not write. Versions that it finds may have been superseded or
     /// removed. Must call `skipped` with the error of each file that is left out and may contain

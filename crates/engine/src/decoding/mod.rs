@@ -433,6 +433,10 @@ impl EngineRecovery for DecodingEngine {
         self.inner.restore_without_image(damage)
     }
 
+    fn newest_in_files(&self) -> Seq {
+        self.inner.newest_in_files()
+    }
+
     fn restore_partial(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         self.inner.restore_partial(skipped)
     }

@@ -277,6 +277,10 @@ impl EngineRecovery for DelsmEngine {
         self.restore_files(Seq::ZERO, damage)
     }
 
+    fn newest_in_files(&self) -> Seq {
+        self.work.lock().flushed_seq
+    }
+
     fn restore_partial(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         self.restore_readable(skipped)
     }

@@ -530,6 +530,10 @@ impl EngineRecovery for FlexEngine {
         self.restore_from_space(damage)
     }
 
+    fn newest_in_files(&self) -> Seq {
+        self.table.lock().newest_rebuilt
+    }
+
     fn restore_partial(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         self.restore_partial_space(skipped)
     }

@@ -14,7 +14,9 @@
 //!
 //! 1. If an image or a file of an engine is damaged, its keyspace stays closed. If the records of a
 //!    log are damaged, all its keyspaces stay closed. All other keyspaces are served.
-//! 2. The error of a log, and of a keyspace, is the first one in the order of the segments. This
+//! 2. The engines' own files contain only commits that were durable in the log before. A newer
+//!    commit there is damage: files of the log are missing, or older than the engine's files.
+//! 3. The error of a log, and of a keyspace, is the first one in the order of the segments. This
 //!    does not depend on the number of threads.
 //!
 //! ## Threads
@@ -35,6 +37,7 @@ use crate::keyspace::state::FileDamage;
 use crate::recovery::journal_replay::{JournalReplay, JournalReplaySizes};
 use crate::{KeyspaceState, Store};
 use sheaf_engine::checkpoint_file::ImageReader;
+use sheaf_engine::context::EngineDir;
 use sheaf_engine::contract::{Engine, ReplayRecord};
 use sheaf_log::frame::FrameKind;
 use sheaf_log::record::{Record, RecordContent};
@@ -399,6 +402,17 @@ impl ReplaySource<'_> {
 
     /// Restores the engine of a keyspace. Returns the bytes of its image.
     fn restore(&self, keyspace: &KeyspaceState) -> Result<u64> {
+        let bytes = self.restore_engine(keyspace)?;
+        let newest = keyspace.engine()?.newest_in_files();
+        if newest > self.cut {
+            let path = self.store.dir.join(EngineDir::name_of(keyspace.id()));
+            let what = Damage::MissingCommits { first_missing: self.cut.next().0, durable: newest.0 };
+            return Err(Error::corrupt(&path, 0, "files of the keyspace", what));
+        }
+        Ok(bytes)
+    }
+
+    fn restore_engine(&self, keyspace: &KeyspaceState) -> Result<u64> {
         if !self.checkpoint(keyspace.log()).keyspaces.contains(&keyspace.id()) {
             return keyspace.engine()?.restore_without_image(None).map(|()| 0);
         }
@@ -535,7 +549,7 @@ fn replay_segment(
             let at = |error| Box::new((LogPlace::new(index, *offset), error));
             group.push(segment, *offset, frame, cut).map_err(at)
         });
-        all.add(&group.replay(targets)?); // also if a record behind them is damaged (I2)
+        all.add(&group.replay(targets)?); // also if a record behind them is damaged (I3)
         pushed?;
     }
     match scan.stop() {

@@ -29,6 +29,7 @@ use std::ops::Range;
 use sheaf_engine::keys::shortest_separator;
 use sheaf_flexspace::SpaceView;
 use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
 use sheaf_platform::error::{Damage, Error, Result};
 use sheaf_platform::parallel::{opening_threads, run_parallel};
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
@@ -55,6 +56,8 @@ struct FoundInterval {
     len: u64,
     /// Lowest and highest key of the interval.
     keys: [Vec<u8>; 2],
+    /// Newest commit with a pair in the interval.
+    newest: Seq,
     interval_counts: IntervalCounts,
 }
 
@@ -289,7 +292,8 @@ impl FlexEngine {
             has_blobs: blobs.len() > before,
         };
         let keys = [first.key.to_vec(), last.key.to_vec()];
-        Ok(FoundInterval { start, len: data.len() as u64, keys, interval_counts })
+        let newest = found.iter().map(|(_, pair)| pair.seq).max().unwrap_or(Seq::ZERO);
+        Ok(FoundInterval { start, len: data.len() as u64, keys, newest, interval_counts })
     }
 
     /// Adds intervals behind the existing ones.
@@ -299,7 +303,7 @@ impl FlexEngine {
         section: SpaceSection,
         last: &mut Option<Vec<u8>>,
     ) -> Result<()> {
-        for FoundInterval { start, len, keys: [low, high], interval_counts } in section.intervals {
+        for FoundInterval { start, len, keys: [low, high], newest, interval_counts } in section.intervals {
             let separator = match last {
                 None => Vec::new(),
                 Some(last) if *last < low => shortest_separator(last, &low).to_vec(),
@@ -307,6 +311,7 @@ impl FlexEngine {
             };
             let item = table.new_interval(&separator, interval_counts, &self.interval_cache);
             table.tree.insert(start, len, item);
+            table.newest_rebuilt = table.newest_rebuilt.max(newest);
             *last = Some(high);
         }
         table.blobs.extend(section.blobs);

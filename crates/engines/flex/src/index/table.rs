@@ -146,6 +146,8 @@ pub(crate) struct IntervalTable {
     pub(crate) mark: u64,
     /// Mark of the space when the image was made. A space with a smaller mark is damaged.
     pub(crate) min_mark: u64,
+    /// Newest commit that an index rebuild has found in the space.
+    pub(crate) newest_rebuilt: Seq,
     /// Blobs that the space refers to.
     pub(crate) blobs: HashSet<u64>,
     /// The last key of the frozen memtable that was flushed.
@@ -194,6 +196,7 @@ impl IntervalTable {
             prefix: Arc::default(),
             mark: 0,
             min_mark: 0,
+            newest_rebuilt: Seq::ZERO,
             blobs: HashSet::new(),
             progress: None,
             range_progress: None,
@@ -512,7 +515,7 @@ impl IntervalTable {
     pub(crate) fn reset(&mut self) {
         (self.tree, self.progress, self.retained) =
             (ShiftTree::new(Interval::NONE), None, RetainedRecords::default());
-        (self.sweep, self.range_progress) = (None, None);
+        (self.sweep, self.range_progress, self.newest_rebuilt) = (None, None, Seq::ZERO);
         (self.blobs, self.spare_buffers) = (HashSet::new(), Default::default());
         // Readers may hold buffers of the old account for a while.
         self.space_memory = Arc::new(Memory::new(u64::MAX));
