@@ -428,6 +428,21 @@ struct SimCall<'a> {
 }
 
 impl SimDisk {
+    /// Takes the lock of a file of the machine if it is free.
+    fn lock_ino(&self, machine: &mut SimMachine, ino: Ino, share: LockMode) -> io::Result<LockOutcome> {
+        let holders = match (machine.locks.get(&ino), share) {
+            (Some(Holders::Writer), _) => return Ok(LockOutcome::Busy(Some(OWNER_PID))),
+            (Some(Holders::Readers(_)), LockMode::Exclusive) => return Ok(LockOutcome::Busy(None)),
+            (Some(Holders::Readers(count)), LockMode::Shared) => Holders::Readers(count + 1),
+            (None, LockMode::Shared) => Holders::Readers(1),
+            (None, LockMode::Exclusive) => Holders::Writer,
+        };
+        machine.locks.insert(ino, holders);
+        machine.volume.opened(ino);
+        let disk = self.clone();
+        Ok(LockOutcome::Acquired(Box::new(SimLockGuard { disk, ino })))
+    }
+
     /// Makes a call that does nothing if a fault strikes.
     fn call<T>(
         &self,
@@ -623,17 +638,19 @@ impl Disk for SimDisk {
             || "create for locking".into(),
             |machine| {
                 let ino = machine.lock_file(path, share)?;
-                let holders = match (machine.locks.get(&ino), share) {
-                    (Some(Holders::Writer), _) => return Ok(LockOutcome::Busy(Some(OWNER_PID))),
-                    (Some(Holders::Readers(_)), LockMode::Exclusive) => return Ok(LockOutcome::Busy(None)),
-                    (Some(Holders::Readers(count)), LockMode::Shared) => Holders::Readers(count + 1),
-                    (None, LockMode::Shared) => Holders::Readers(1),
-                    (None, LockMode::Exclusive) => Holders::Writer,
-                };
-                machine.locks.insert(ino, holders);
-                machine.volume.opened(ino);
-                let disk = self.clone();
-                Ok(LockOutcome::Acquired(Box::new(SimLockGuard { disk, ino })))
+                self.lock_ino(machine, ino, share)
+            },
+        )
+    }
+
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        let call = SimCall { class: CallClass::Lock, path, is_op: false };
+        self.call(
+            call,
+            || "lock".into(),
+            |machine| {
+                let ino = machine.volume.file_at(path)?;
+                self.lock_ino(machine, ino, share)
             },
         )
     }

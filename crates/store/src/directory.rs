@@ -1,5 +1,6 @@
 //! # Directory: the names of the files and directories of a database
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use sheaf_engine::checkpoint_file;
@@ -7,7 +8,7 @@ use sheaf_engine::context::ENGINE_DIR;
 use sheaf_log::root::RootSlots;
 use sheaf_log::types::LogId;
 use sheaf_platform::disk::{DirEntry, Disk, LockMode, LockOutcome};
-use sheaf_platform::error::{Error, LockConflict, Result};
+use sheaf_platform::error::{Error, IoOp, LockConflict, Result};
 
 /// Name of the lock file.
 pub const LOCK: &str = "LOCK";
@@ -22,8 +23,70 @@ pub(crate) const WORKLOAD_TEMP_FILE: &str = "LOAD.new";
 /// Name of the file that a database has while it is being filled.
 pub(crate) const UNFINISHED: &str = "UNFINISHED";
 
+/// Files that users of a database lock, the first one first.
+///
+/// The slots of ROOT are locked too, because a process may remove LOCK: some programs take it for
+/// the remains of a crash. The next user then gets the lock of a new file LOCK.
+pub const LOCKED_FILES: [&str; 3] = [LOCK, RootSlots::NAMES[0], RootSlots::NAMES[1]];
+
+/// Lock on a file of the database directory.
+pub(crate) type FileLock = Box<dyn std::fmt::Debug + Send + Sync>;
+
 /// Lock on the database directory.
-pub(crate) type DirLock = Box<dyn std::fmt::Debug + Send + Sync>;
+#[derive(Debug)]
+pub(crate) struct DirLock {
+    // Declared first, so that it is released first: a user that gets the lock of LOCK then gets
+    // that of the slots.
+    slots: Vec<FileLock>,
+    /// The lock of LOCK. `None` if there is no such file and no user needs one.
+    #[expect(dead_code, reason = "held until it is dropped")]
+    lock_file: Option<FileLock>,
+}
+
+impl DirLock {
+    /// Locks the slots of ROOT that exist in `dir`, after the lock of LOCK was taken.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Locked`] if another process uses the database, although it does not hold
+    /// the lock of LOCK, and [`Error::Io`] if a slot cannot be locked.
+    pub(crate) fn with_slots(
+        disk: &dyn Disk,
+        dir: &Path,
+        share: LockMode,
+        lock_file: Option<FileLock>,
+    ) -> Result<DirLock> {
+        let mut slots = Vec::new();
+        for name in RootSlots::NAMES {
+            let path = dir.join(name);
+            match disk.lock_existing(&path, share) {
+                Ok(LockOutcome::Acquired(lock)) => slots.push(lock),
+                Ok(LockOutcome::Busy(pid)) => {
+                    let has_readers = share == LockMode::Exclusive
+                        && matches!(
+                            disk.lock_existing(&path, LockMode::Shared),
+                            Ok(LockOutcome::Acquired(_))
+                        );
+                    let cause = if has_readers { LockConflict::Readers } else { LockConflict::Owner };
+                    return Err(Error::locked(dir, pid, cause));
+                }
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                Err(e) => return Err(Error::io(IoOp::Lock, &path, e)),
+            }
+        }
+        Ok(DirLock { slots, lock_file })
+    }
+
+    /// Locks the slots of ROOT, which were created since this lock was taken.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`DirLock::with_slots`].
+    pub(crate) fn lock_new_slots(&mut self, disk: &dyn Disk, dir: &Path) -> Result<()> {
+        self.slots = DirLock::with_slots(disk, dir, LockMode::Exclusive, None)?.slots;
+        Ok(())
+    }
+}
 
 /// Returns true if only a database that was filled has an entry of this name.
 pub(crate) fn is_database_only_file(name: &str) -> bool {

@@ -66,7 +66,7 @@ pub use commit::transaction::{RangeRead, RangeReads, RangeView, VersionCheck};
 pub use commit::value_writer::{FinishedValue, PartialValue};
 pub use commit::wakers::WakerKey;
 pub use commit::{CommitConflict, CommitOutcome, CommitWrite, check_sizes};
-pub use directory::{IPC_SOCKET_NAMES, LOCK};
+pub use directory::{IPC_SOCKET_NAMES, LOCK, LOCKED_FILES};
 pub use expiry::{EXPIRY_OPTION, Expires, ExpiryStats, KEYSPACE_OPTIONS, MAX_EXPIRY, ReadPoint, TTL_OPTION};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport, PresentPairs};
 pub use keyspace::catalog::KeyspaceInfo;

@@ -80,6 +80,9 @@ impl Disk for CrashableDisk {
     fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
         self.inner_if_alive()?.lock(path, share)
     }
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        self.inner_if_alive()?.lock_existing(path, share)
+    }
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.inner_if_alive()?.free_space(path)
     }

@@ -346,6 +346,10 @@ impl Disk for RecordingDisk {
         self.record(DiskCallKind::Lock, path);
         self.inner.lock(path, share)
     }
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        self.record(DiskCallKind::Lock, path);
+        self.inner.lock_existing(path, share)
+    }
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.record(DiskCallKind::FreeSpace, path);
         self.inner.free_space(path)

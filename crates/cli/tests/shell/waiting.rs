@@ -94,6 +94,30 @@ fn a_writer_waits_for_an_owner_and_then_names_it() {
     sandbox.run(&["get", "db", "a"]).succeeds().prints("2");
 }
 
+/// Regression: after a removal of LOCK, a second process became an owner too, and both wrote.
+#[test]
+fn users_exclude_each_other_after_a_removal_of_the_lock_file() {
+    let lines: String = (0..20_000).map(|n| format!("key-{n:06}\t{n:0100}\n")).collect();
+    let sandbox = Sandbox::new();
+    sandbox.feed(&["load", "db", "--sorted", "-"], lines.as_bytes()).succeeds();
+    let remove = || std::fs::remove_file(sandbox.path("db/LOCK")).expect("it exists");
+    let server = Process::server(&sandbox);
+    let in_use = format!("in use by process {} (sheaf)", server.id());
+    remove();
+    sandbox.run(&["get", "db", "key-000000", "--wait", "0"]).exits(4).mentions(&in_use);
+    sandbox.run(&["put", "db", "a", "2", "--wait", "0"]).exits(4).mentions(&in_use);
+    sandbox.run(&["repair", "db", "new", "--wait", "0"]).exits(4).mentions(&in_use);
+    drop(server);
+    sandbox.run(&["put", "db", "a", "2"]).succeeds();
+
+    let reader = Process::reader(&sandbox);
+    remove();
+    let being_read = format!("being read by process {} (sheaf)", reader.id());
+    sandbox.run(&["put", "db", "a", "3", "--wait", "0"]).exits(4).mentions(&being_read);
+    drop(reader);
+    sandbox.run(&["get", "db", "a"]).succeeds().prints("2");
+}
+
 #[test]
 fn a_writer_waits_for_readers_and_then_names_one() {
     let sandbox = Sandbox::new();

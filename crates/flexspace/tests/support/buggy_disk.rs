@@ -82,6 +82,9 @@ impl Disk for BuggyDisk {
     fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
         self.disk.lock(path, share)
     }
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        self.disk.lock_existing(path, share)
+    }
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.disk.free_space(path)
     }

@@ -48,6 +48,9 @@ impl Disk for MappingCheckDisk {
     fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
         RealDisk::default().lock(path, share)
     }
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        RealDisk::default().lock_existing(path, share)
+    }
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         RealDisk::default().free_space(path)
     }

@@ -103,6 +103,10 @@ impl Disk for BoundedDisk {
         self.descriptors.retry_after_eviction(|| self.real.lock(path, share))
     }
 
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        self.descriptors.retry_after_eviction(|| self.real.lock_existing(path, share))
+    }
+
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.real.free_space(path)
     }

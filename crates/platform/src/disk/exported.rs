@@ -265,6 +265,11 @@ impl Disk for ExportedDisk {
         Ok(lease.map_or(LockOutcome::Busy(None), |lease| LockOutcome::Acquired(Box::new(lease))))
     }
 
+    /// Needs no lock of its own: the lease covers all files.
+    fn lock_existing(&self, _: &Path, _: LockMode) -> io::Result<LockOutcome> {
+        Ok(LockOutcome::Acquired(Box::new(())))
+    }
+
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.base_disk.free_space(path)
     }

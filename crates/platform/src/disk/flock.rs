@@ -10,8 +10,9 @@
 //!    because that would release the lock of the parent. If a parent dies without closing, the lock
 //!    lasts until the child closes its copy.
 //! 2. The lock file of a database is never removed, because a lock of a removed file excludes no
-//!    process. A locked file may have lost its name, for example in a directory that was given up
-//!    during creation. The process then retries with the file that has the name now.
+//!    process. In case another program removes it, users also lock files with other content
+//!    ([`lock_existing`]). A locked file may have lost its name, for example in a directory that
+//!    was given up during creation. The process then retries with the file that has the name now.
 //! 3. The process id in the file is for people. It is written after the lock is taken and never
 //!    cleared, so it is meaningful only while an exclusive owner holds the lock.
 //! 4. The process id is followed by a random number that differs for each exclusive lock. It is
@@ -33,7 +34,7 @@ use rustix::fs::{FileType, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::descriptors::FileIdentity;
-use super::real::{identity_of, mode_of, open_fd_mode, raw_mode, retry_interrupted, write_whole};
+use super::real::{identity_of, mode_of, open_fd, open_fd_mode, raw_mode, retry_interrupted, write_whole};
 use super::{LockMode, LockOutcome};
 use crate::fork::{self, ForkGuard};
 use crate::random::random_bits;
@@ -124,6 +125,20 @@ pub(super) fn lock(path: &Path, share: LockMode, mode: u32) -> io::Result<LockOu
         }
     }
     Err(io::Error::other("other processes keep replacing the lock file"))
+}
+
+/// Takes the lock of a file that has other content, if it is free. See
+/// [`super::Disk::lock_existing`].
+pub(super) fn lock_existing(path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+    let flags = match share {
+        LockMode::Shared => OFlags::RDONLY,
+        LockMode::Exclusive => OFlags::RDWR,
+    };
+    match FileLockGuard::take(open_fd(path, flags)?, share) {
+        Ok(guard) => Ok(LockOutcome::Acquired(Box::new(guard))),
+        Err(Errno::WOULDBLOCK) => Ok(LockOutcome::Busy(None)),
+        Err(refusal) => Err(refusal.into()),
+    }
 }
 
 /// The lock. It is held until its owner drops this or all copies of the descriptor are closed
@@ -255,7 +270,6 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use crate::disk::real::open_fd;
     use crate::disk::scratch::ScratchDir;
     use crate::fork::FORKING;
 
@@ -345,6 +359,24 @@ mod tests {
         assert!(disk.remove_dir(&scratch.path("new/images")).is_err(), "another owner may be there");
         drop(held);
         disk.remove_dir(&scratch.path("new/images")).unwrap();
+    }
+
+    #[test]
+    fn the_lock_of_an_existing_file_changes_nothing_of_it() {
+        let _alone = FORKING.lock();
+        let scratch = ScratchDir::new();
+        let path = scratch.path("ROOT.0");
+        let missing = lock_existing(&path, LockMode::Exclusive).map(drop).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        std::fs::write(&path, b"content").unwrap();
+        let held = lock_existing(&path, LockMode::Exclusive).unwrap();
+        assert!(matches!(held, LockOutcome::Acquired(_)));
+        assert_eq!(pid_if_busy(lock_existing(&path, LockMode::Shared).unwrap()), Some(None));
+        drop(held);
+        let readers = [(); 2].map(|()| lock_existing(&path, LockMode::Shared).unwrap());
+        assert!(readers.iter().all(|reader| matches!(reader, LockOutcome::Acquired(_))));
+        assert_eq!(pid_if_busy(lock_existing(&path, LockMode::Exclusive).unwrap()), Some(None));
+        assert_eq!(std::fs::read(&path).unwrap(), b"content");
     }
 
     #[test]

@@ -40,12 +40,12 @@ impl ProcessInfo {
     }
 }
 
-/// Adds the process that holds `lock_file` in the locked directory to an [`Error::Locked`] of the
-/// real disk. Returns other errors unchanged.
+/// Adds the process that holds one of `lock_files` in the locked directory to an [`Error::Locked`]
+/// of the real disk. Returns other errors unchanged.
 #[must_use]
-pub fn add_lock_holder(error: Error, lock_file: &str) -> Error {
+pub fn add_lock_holder(error: Error, lock_files: &[&str]) -> Error {
     let Error::Locked { path, pid, cause, .. } = error else { return error };
-    let held = holder(&path.join(lock_file));
+    let held = lock_files.iter().find_map(|lock_file| holder(&path.join(lock_file)));
     let pid = held.map(|(pid, _)| pid).or(pid);
     let cause = match (cause, held) {
         (LockConflict::Owner | LockConflict::Readers, Some((_, LockMode::Shared))) => LockConflict::Readers,
@@ -198,7 +198,8 @@ mod tests {
             else {
                 panic!("it is free");
             };
-            let error = add_lock_holder(Error::locked(&scratch.0, None, LockConflict::Owner), "LOCK");
+            let error =
+                add_lock_holder(Error::locked(&scratch.0, None, LockConflict::Owner), &["none", "LOCK"]);
             let Error::Locked { pid, program, cause, is_stopped: false, .. } = &error else {
                 panic!("{error:?}")
             };

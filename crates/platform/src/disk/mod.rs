@@ -209,6 +209,12 @@ pub trait Disk: fmt::Debug + Send + Sync {
     ///
     /// `NotFound` for a shared request if the file is missing.
     fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome>;
+    /// Takes the lock of a file that has other content, and never waits. Does not change the file.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the file is missing.
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome>;
     /// Returns the number of bytes that a writer may still use on the file system of `path`.
     ///
     /// # Errors

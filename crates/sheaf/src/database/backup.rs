@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use sheaf_platform::disk::lock_holder::add_lock_holder;
-use sheaf_store::{self, BackupOptions, BackupReport, LOCK, ProgressFn, RepairOptions, RepairReport, backup};
+use sheaf_store::{
+    self, BackupOptions, BackupReport, LOCKED_FILES, ProgressFn, RepairOptions, RepairReport, backup,
+};
 
 use super::{Builder, Database};
 #[cfg(doc)]
@@ -44,7 +46,7 @@ impl Builder {
         let permissions = self.options.permissions;
         let restored =
             backup::restore(&self.limited_disk(), from.as_ref(), to.as_ref(), permissions, on_progress);
-        restored.map_err(|error| if self.is_real { add_lock_holder(error, LOCK) } else { error })
+        restored.map_err(|error| if self.is_real { add_lock_holder(error, &LOCKED_FILES) } else { error })
     }
 
     /// Repairs a database like [`Database::repair`], with the memory budget and the permissions of
@@ -74,7 +76,8 @@ impl Builder {
     ) -> Result<RepairReport> {
         self.wait_for_writers(from.as_ref())?;
         let (place, machine) = ((from.as_ref(), to.as_ref()), (self.limited_disk(), self.clock));
-        sheaf_store::repair(place, &self.options, machine, &self.engines, options)
+        let repaired = sheaf_store::repair(place, &self.options, machine, &self.engines, options);
+        repaired.map_err(|error| if self.is_real { add_lock_holder(error, &LOCKED_FILES) } else { error })
     }
 }
 

@@ -14,7 +14,7 @@ use sheaf_platform::disk::lock_holder::add_lock_holder;
 use sheaf_platform::disk::persistent::{PersistenceMode, check_dax};
 use sheaf_platform::disk::real::usual_open_files;
 use sheaf_platform::disk::{Disk, LockMode, LockOutcome};
-use sheaf_store::{LOCK, Store};
+use sheaf_store::{LOCK, LOCKED_FILES, Store};
 
 use super::{Builder, Database};
 use crate::ipc::{AttachedOwner, ExportedSnapshot, IpcServer, open_attached};
@@ -93,7 +93,7 @@ impl Builder {
         loop {
             match attempt(&waiting) {
                 Err(error) if LockWait::is_retryable(&error) && waiting.wait_for_retry() => {}
-                Err(error) if self.is_real => return Err(add_lock_holder(error, LOCK)),
+                Err(error) if self.is_real => return Err(add_lock_holder(error, &LOCKED_FILES)),
                 answer => return answer,
             }
         }

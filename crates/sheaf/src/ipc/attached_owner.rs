@@ -10,7 +10,7 @@ use sheaf_platform::disk::lock_holder::{ProcessInfo, add_lock_holder};
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_platform::disk::{Disk, OpenMode};
 use sheaf_platform::error::{IoContext, IoOp};
-use sheaf_store::{IPC_SOCKET_NAMES, LOCK};
+use sheaf_store::{IPC_SOCKET_NAMES, LOCK, LOCKED_FILES};
 
 use super::attach::{ConnectionLease, ExportedSnapshot};
 use super::message::{IpcReply, IpcRequest};
@@ -101,7 +101,7 @@ impl AttachedOwner {
             Ok((VERSION, _)) => {
                 return Err(add_lock_holder(
                     Error::locked(dir, None, LockConflict::TooManyConnections),
-                    LOCK,
+                    &LOCKED_FILES,
                 ));
             }
             Ok((found, _)) => {

@@ -33,7 +33,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backup::MANIFEST_TEMP_FILE;
-use crate::directory::{DirLock, LOCK, UNFINISHED, check_finished, is_database_file};
+use crate::directory::{FileLock, LOCK, UNFINISHED, check_finished, is_database_file};
 use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, create_dirs, remove_tree};
 use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 use sheaf_platform::fork::ForkGuard;
@@ -46,7 +46,7 @@ pub(crate) struct OutputDir<'a> {
     /// True if the directory existed before, empty.
     existed: bool,
     marker: &'static str,
-    lock: Option<DirLock>,
+    lock: Option<FileLock>,
     /// Names of created files and directories at the top level.
     created: BTreeSet<String>,
     /// True if files of a database were created here, too.
@@ -131,7 +131,7 @@ impl<'a> OutputDir<'a> {
         })
     }
 
-    fn take_lock(&self) -> Result<DirLock> {
+    fn take_lock(&self) -> Result<FileLock> {
         match self.disk.lock(&self.dir.join(LOCK), LockMode::Exclusive).during(IoOp::Lock, &self.dir)? {
             LockOutcome::Acquired(lock) => Ok(lock),
             LockOutcome::Busy(pid) => Err(Error::locked(&self.dir, pid, LockConflict::Owner)),

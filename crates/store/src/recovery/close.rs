@@ -96,14 +96,18 @@ impl Store {
         if matches!(there, DirContent::Empty) {
             create_dirs(&*disk, path)?;
         }
-        let lock = take_lock(&*disk, path, options.read_only)?;
+        let mut lock = take_lock(&*disk, path, options.read_only)?;
         let slots = RootSlots::new(Arc::clone(&disk), path);
         let root = match slots.read()? {
             Some(root) => root,
             None if options.read_only || !options.create => {
                 return Err(Error::DatabaseNotFound { path: path.to_path_buf() });
             }
-            None => create_database(&*disk, path, &slots)?,
+            None => {
+                let root = create_database(&*disk, path, &slots)?;
+                lock.lock_new_slots(&*disk, path)?;
+                root
+            }
         };
         let mut store = Store::new_unopened(path, options, disk, clock, factories, &root);
         *store.lifecycle.file_lock.get_mut() = Some(lock);
@@ -376,7 +380,7 @@ fn existing_permissions(disk: &dyn Disk, path: &Path) -> Option<Permissions> {
 fn take_lock(disk: &dyn Disk, path: &Path, is_reader: bool) -> Result<DirLock> {
     let (lock, share) = (path.join(LOCK), if is_reader { LockMode::Shared } else { LockMode::Exclusive });
     match disk.lock(&lock, share) {
-        Ok(LockOutcome::Acquired(lock)) => Ok(lock),
+        Ok(LockOutcome::Acquired(lock)) => DirLock::with_slots(disk, path, share, Some(lock)),
         Ok(LockOutcome::Busy(pid)) => Err(Error::locked(
             path,
             pid,
@@ -386,11 +390,12 @@ fn take_lock(disk: &dyn Disk, path: &Path, is_reader: bool) -> Result<DirLock> {
                 (false, None) => LockConflict::Readers,
             },
         )),
-        // On a read-only file system there cannot be a writer.
-        Err(e) if is_reader && e.kind() == std::io::ErrorKind::NotFound && disk.is_read_only(path) => {
-            Ok(Box::new(()))
-        }
         Err(e) if is_reader && e.kind() == std::io::ErrorKind::NotFound => {
+            let slots = DirLock::with_slots(disk, path, share, None)?;
+            // On a read-only file system there cannot be a writer.
+            if disk.is_read_only(path) {
+                return Ok(slots);
+            }
             let why = "it is missing, and a reader needs it to keep writers out; create an empty file";
             Err(Error::io(IoOp::Lock, &lock, std::io::Error::new(e.kind(), why)))
         }

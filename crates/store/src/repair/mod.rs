@@ -111,7 +111,7 @@ pub fn repair(
     };
     let mut store =
         Store::new_unopened(from, reading, Arc::clone(&disk), Arc::clone(&clock), factories.to_vec(), &root);
-    *store.lifecycle.file_lock.get_mut() = lock;
+    *store.lifecycle.file_lock.get_mut() = Some(lock);
     let opened = open_damaged(&store, &root, &mut damages)?;
     let writing = StoreOptions {
         create: true,
@@ -160,14 +160,15 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
     }
 }
 
-/// Locks out writers, if there is a lock file.
-fn lock_source(disk: &dyn Disk, from: &Path) -> Result<Option<DirLock>> {
-    match disk.lock(&from.join(LOCK), LockMode::Shared) {
-        Ok(LockOutcome::Acquired(lock)) => Ok(Some(lock)),
-        Ok(LockOutcome::Busy(pid)) => Err(Error::locked(from, pid, LockConflict::Owner)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io(IoOp::Lock, from, e)),
-    }
+/// Locks out writers.
+fn lock_source(disk: &dyn Disk, from: &Path) -> Result<DirLock> {
+    let lock_file = match disk.lock(&from.join(LOCK), LockMode::Shared) {
+        Ok(LockOutcome::Acquired(lock)) => Some(lock),
+        Ok(LockOutcome::Busy(pid)) => return Err(Error::locked(from, pid, LockConflict::Owner)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+        Err(e) => return Err(Error::io(IoOp::Lock, from, e)),
+    };
+    DirLock::with_slots(disk, from, LockMode::Shared, lock_file)
 }
 
 /// Reads ROOT, or creates a substitute.

@@ -426,6 +426,10 @@ impl Disk for PmDisk {
         self.inner.lock(path, share)
     }
 
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        self.inner.lock_existing(path, share)
+    }
+
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.inner.free_space(path)
     }

@@ -334,6 +334,10 @@ impl Disk for EmulatedDisk {
         self.0.names.lock(path, share)
     }
 
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        self.0.names.lock_existing(path, share)
+    }
+
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.0.names.free_space(path)
     }

@@ -211,6 +211,10 @@ impl Disk for RealDisk {
         flock::lock(path, share, self.permissions.files())
     }
 
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        flock::lock_existing(path, share)
+    }
+
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         let room = rustix::fs::statvfs(path)?;
         Ok(room.f_bavail.saturating_mul(room.f_frsize))

@@ -40,6 +40,16 @@ pub(super) fn lock(path: &Path, share: LockMode) -> io::Result<LockOutcome> {
     Err(io::Error::other("other processes keep replacing the lock file"))
 }
 
+/// Takes the lock of a file that has other content, if it is free. See
+/// [`crate::disk::Disk::lock_existing`].
+pub(super) fn lock_existing(path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+    let file = OpenOptions::new().read(true).write(share == LockMode::Exclusive).open(path)?;
+    Ok(match take(&file, share)? {
+        true => LockOutcome::Acquired(Box::new(FileLockGuard(file))),
+        false => LockOutcome::Busy(None),
+    })
+}
+
 /// The lock, held until it is dropped.
 #[derive(Debug)]
 struct FileLockGuard(File);

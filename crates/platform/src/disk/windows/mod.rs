@@ -123,6 +123,10 @@ impl Disk for RealDisk {
         options.open(dir)?.sync_all()
     }
 
+    fn lock_existing(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        lock::lock_existing(path, share)
+    }
+
     fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
         lock::lock(path, share)
     }
