@@ -320,14 +320,15 @@ Examples:
     #[command(after_long_help = "\
 Every byte is checked against the checksums that the backup contains. A backup that is damaged or
 incomplete is refused with the name of the file, and the partial database is removed. The backup
-is not changed.
+is not changed. `sheaf repair` salvages the intact data of a damaged backup.
 
 Example:
   sheaf restore /backup/monday my.db")]
     Restore(Restore),
-    /// Salvage the intact data of a damaged database into a new one
+    /// Salvage the intact data of a damaged database or backup into a new database
     #[command(after_long_help = "\
-The damaged database is only read. A pair is certain, and is written to the new database, if
+The damaged database or backup is only read. Of a backup, a copy is made next to NEW and removed
+at the end. A pair is certain, and is written to the new database, if
 intact data proves that it is the newest version of its key. A pair is doubtful if its bytes are
 intact, but a damaged place may contain a newer version or a removal. Doubtful pairs are listed,
 and written only with --keep-doubtful. A pair is lost if it exists and cannot be read. It is

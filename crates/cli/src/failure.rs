@@ -110,8 +110,8 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<&'static str> {
         match self {
             Failure::DamagedBackup(_) => Some(
-                "the backup is damaged: restore another one, or make a new one; the database that was \
-                 backed up is not affected",
+                "the backup is damaged, but not the database that was backed up; `sheaf repair BACKUP NEW` \
+                 salvages the intact data of the backup",
             ),
             Failure::Database(error) => remedy(error),
             Failure::Load { error, .. } => remedy(error),

@@ -316,7 +316,7 @@ fn a_refused_backup_names_the_reason_and_leaves_no_file() {
     bytes[40] ^= 1;
     std::fs::write(&path, &bytes).expect("it can be written");
     let ran = sandbox.run(&["restore", "monday", "again"]).exits(3).mentions("BACKUP is damaged");
-    assert!(ran.stderr().contains("restore another one") && !ran.stderr().contains("verify"));
+    assert!(ran.stderr().contains("sheaf repair BACKUP NEW") && !ran.stderr().contains("verify"));
     assert!(!sandbox.path("again").exists());
 }
 

@@ -156,8 +156,10 @@ impl Database {
         Database::builder().restore(from, to, None)
     }
 
-    /// Salvages the damaged database in the directory `from` into a new database in `to`. The
-    /// directory `to` must be empty or is created. The damaged database is only read.
+    /// Salvages the damaged database or backup in the directory `from` into a new database in `to`.
+    /// The directory `to` must be empty or is created. The damaged data is only read. Of a backup,
+    /// a copy is made in a directory next to `to`, named like it with `.salvaged`, and removed at
+    /// the end.
     ///
     /// A pair is *certain* if the intact parts of the damaged database prove that it is the newest
     /// version of its key. All certain pairs are copied. [`RepairOptions::keep_doubtful`] also

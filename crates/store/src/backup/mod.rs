@@ -33,6 +33,7 @@ pub(crate) mod output_dir;
 mod output_tree;
 mod pace;
 mod restore;
+mod salvage;
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -45,6 +46,7 @@ pub use manifest::MANIFEST_FILE;
 pub(crate) use manifest::MANIFEST_TEMP_FILE;
 pub use pace::BackupRate;
 pub use restore::restore;
+pub(crate) use salvage::{SalvagedBackup, salvage};
 
 /// Minimum distance between the incarnations of a database and of one restored from its backup:
 /// more than the number of openings that will ever happen.

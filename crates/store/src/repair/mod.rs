@@ -45,11 +45,12 @@ pub use report::{
     RepairReport, UnreadableRange,
 };
 
-use std::path::Path;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::backup;
 use crate::backup::output_dir::OutputDir;
+use crate::backup::{self, BackupProgress, MANIFEST_FILE, MANIFEST_TEMP_FILE, SalvagedBackup};
 use crate::directory::{DirLock, check_finished};
 use crate::{LOCK, Store, StoreOptions};
 use log_records::LogRecords;
@@ -64,9 +65,10 @@ use sheaf_platform::clock::Clock;
 use sheaf_platform::disk::{Disk, LockMode, LockOutcome, Permissions};
 use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 
-/// Copies the intact pairs of the database in `from` into a new database in `to`, which must not
-/// exist or must be an empty directory. Performs the reads of an opening twice, then reads the
-/// store log or the pairs of the engine, then images and files of engines.
+/// Copies the intact pairs of the database or backup in `from` into a new database in `to`, which
+/// must not exist or must be an empty directory. Performs the reads of an opening twice, then reads
+/// the store log or the pairs of the engine, then images and files of engines. During the repair of
+/// a backup, its readable files are copied to a directory next to `to`.
 ///
 /// # Errors
 ///
@@ -92,15 +94,19 @@ pub fn repair(
         let why = format!("{} is inside {}", to.display(), from.display());
         return Err(Error::InvalidArgument { argument: "target", reason: why });
     }
-    let permissions = options
-        .permissions
-        .or_else(|| Permissions::of_copy(&*disk, from, &[&RootSlots::NAMES[..], &[LOCK]].concat()));
+    let copied = [&RootSlots::NAMES[..], &[LOCK, MANIFEST_FILE]].concat();
+    let permissions = options.permissions.or_else(|| Permissions::of_copy(&*disk, from, &copied));
     let disk = permissions.unwrap_or_default().on(disk);
     let options = &StoreOptions { permissions, ..options.clone() };
     let mut target = OutputDir::claim_for_database(&*disk, to)?;
-    let lock = lock_source(&*disk, from)?;
     let mut damages = DamageList::default();
-    let root = read_root(&disk, from, &mut damages)?;
+    let copy_path = copy_path(to);
+    let backup = salvage_backup(&*disk, (from, &copy_path), &mut repair, &mut damages)?;
+    let given = from;
+    let (from, lock, root) = match &backup {
+        Some(SalvagedBackup { root, .. }) => (&*copy_path, None, root.clone()),
+        None => (from, Some(lock_source(&*disk, from)?), read_root(&disk, from, &mut damages)?),
+    };
     let memory = options.memory_budget / 2; // each of the two stores gets half
     let reading = StoreOptions {
         create: false,
@@ -111,7 +117,7 @@ pub fn repair(
     };
     let mut store =
         Store::new_unopened(from, reading, Arc::clone(&disk), Arc::clone(&clock), factories.to_vec(), &root);
-    *store.lifecycle.file_lock.get_mut() = Some(lock);
+    *store.lifecycle.file_lock.get_mut() = lock;
     let opened = open_damaged(&store, &root, &mut damages)?;
     let writing = StoreOptions {
         create: true,
@@ -135,7 +141,37 @@ pub fn repair(
             let _ = engine.close(); // nothing was written
         }
     }
-    report
+    report.map(|report| report.with_paths_in(&copy_path, given))
+}
+
+/// Returns the path of the copy of a backup during a repair into `to`.
+fn copy_path(to: &Path) -> PathBuf {
+    let mut name = to.file_name().unwrap_or_default().to_owned();
+    name.push(".salvaged");
+    to.with_file_name(name)
+}
+
+/// Copies the readable part of a backup. Returns `None` if `from` is not a backup, or if the list
+/// of its files cannot be read.
+fn salvage_backup<'a>(
+    disk: &'a dyn Disk,
+    (from, to): (&Path, &Path),
+    repair: &mut RepairOptions<'_>,
+    damages: &mut DamageList,
+) -> Result<Option<SalvagedBackup<'a>>> {
+    let entries = disk.list(from).during(IoOp::List, from)?;
+    if !entries.iter().any(|entry| entry.name == MANIFEST_FILE) {
+        return Ok(None);
+    }
+    let mut watcher = |progress: BackupProgress| match &mut repair.progress {
+        Some(watcher) => watcher(RepairProgress {
+            done: progress.done,
+            total: progress.total,
+            ..RepairProgress::default()
+        }),
+        None => ControlFlow::Continue(()),
+    };
+    backup::salvage(disk, from, to, &mut |error| damages.note_error(&error), &mut watcher)
 }
 
 /// Returns an error if there is nothing to repair.
@@ -149,10 +185,11 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
         other => other.during(IoOp::List, from)?,
     };
     check_finished(disk, from, &entries)?;
-    if entries.iter().any(|entry| backup::is_backup_file(&entry.name)) {
-        return not_one("it is a backup; `sheaf restore` makes a database of it in another directory");
+    if entries.iter().any(|entry| entry.name == MANIFEST_TEMP_FILE) {
+        return not_one("it is an unfinished backup");
     }
-    let has_slot = entries.iter().any(|entry| RootSlots::is_slot(&entry.name));
+    let is_root = |name: &str| RootSlots::is_slot(name) || name == MANIFEST_FILE;
+    let has_slot = entries.iter().any(|entry| is_root(&entry.name));
     let has_log = |log: LogId| disk.list(&from.join(log.directory())).is_ok_and(|names| !names.is_empty());
     match has_slot || LogId::ALL.into_iter().any(has_log) {
         true => Ok(()),

@@ -204,6 +204,20 @@ impl RepairReport {
     }
 }
 
+impl RepairReport {
+    /// Replaces the directory `from` by `to` in all paths.
+    pub(super) fn with_paths_in(mut self, from: &Path, to: &Path) -> RepairReport {
+        let damaged = self.damaged_files.iter_mut().map(|part| &mut part.path);
+        let lost = self.keyspaces.iter_mut().flat_map(|keyspace| &mut keyspace.lost_records);
+        for path in damaged.chain(lost.map(|records| &mut records.path)) {
+            if let Ok(rest) = path.strip_prefix(from) {
+                *path = to.join(rest);
+            }
+        }
+        self
+    }
+}
+
 /// Damaged parts for a report, without duplicates.
 #[derive(Debug, Default)]
 pub(super) struct DamageList {

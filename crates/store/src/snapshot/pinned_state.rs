@@ -157,9 +157,11 @@ impl Store {
     /// Returns the ROOT of the state, with all segments sealed.
     fn pinned_root(&self, m: &RootState, ends: &LogEnds, segments: &[Vec<Arc<Segment>>]) -> Root {
         let entry = |segment: &Arc<Segment>| {
+            // The last commit in a tail is recorded when the tail is sealed.
             let tail = ends.tails.iter().find(|(tail, _)| tail.id() == segment.id());
-            let end = tail.map_or_else(|| segment.end(), |(_, end)| *end);
-            RootSegment { last_seq: segment.last_seq().min(ends.seq), ..segment.entry(end, true) }
+            let (end, last_seq) =
+                tail.map_or_else(|| (segment.end(), segment.last_seq()), |(_, end)| (*end, ends.seq));
+            RootSegment { last_seq: last_seq.min(ends.seq), ..segment.entry(end, true) }
         };
         let mut root = Root {
             generation: m.generation,

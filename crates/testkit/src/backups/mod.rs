@@ -25,8 +25,9 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf::{BackupOptions, BackupReport, Database, Error};
+use sheaf::{BackupOptions, BackupReport, Database, Error, RepairOptions};
 use sheaf_platform::disk::{Disk, OpenMode, remove_tree};
+use sheaf_platform::error::{IoContext, IoOp};
 use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, KeepChoice};
 
 pub use random_workload::{KeyspaceMaps, RandomWorkload, compare};
@@ -317,8 +318,48 @@ pub fn faults_during_backup(subject: &TestSubject, seed: u64, cases: u64) -> Che
     Ok(())
 }
 
+/// Repairs a damaged backup. The new database must have no pair that the backup did not have, and
+/// all pairs if the repair reports that nothing is lost. Returns the number of certain pairs.
+fn repair_and_compare(fixture: &Fixture, dir: &Path, then: &KeyspaceMaps) -> CheckResult<u64> {
+    let (disk, to) = (fixture.disk(), sibling_dir(fixture, "repaired"));
+    let builder = || fixture.builder_on(Arc::clone(disk));
+    let report = match builder().repair(dir, &to, RepairOptions::default()) {
+        Err(Error::NotADatabase { .. } | Error::Corrupt { .. }) => return Ok(0),
+        other => expect_ok("repair", other)?,
+    };
+    let left: Vec<String> = expect_ok("list", list_names(&**disk, &to.with_file_name("")))?;
+    if let Some(copy) = left.iter().find(|name| name.contains("salvaged")) {
+        return Err(format!("{copy} is left"));
+    }
+    let outside = |part: &&sheaf::DamagedFile| !part.path.starts_with(dir);
+    if let Some(part) = report.damaged_files.iter().find(outside) {
+        return Err(format!("the damage {part:?} is not in the backup"));
+    }
+    let db = expect_ok("open of the repaired database", builder().create(false).open(&to))?;
+    if report.is_complete() {
+        compare(&db, then).map_err(|why| format!("{why}: {report:?}"))?;
+    }
+    for info in db.keyspaces() {
+        let Some(keyspace) = expect_ok("keyspace", db.open_keyspace(&info.name))? else { continue };
+        for pair in expect_ok("iter", keyspace.iter())? {
+            let (key, value) = expect_ok("iterator", pair)?;
+            if then.get(&info.name).and_then(|map| map.get(&*key)).map(Vec::as_slice) != Some(&*value) {
+                return Err(format!("{}: {} is not in the backup", info.name, key.escape_ascii()));
+            }
+        }
+    }
+    expect_ok("close", db.close())?;
+    expect_ok("removal", remove_tree(&**disk, &to))?;
+    Ok(report.keyspaces.iter().map(|keyspace| keyspace.certain).sum())
+}
+
+fn list_names(disk: &dyn Disk, dir: &Path) -> sheaf::Result<Vec<String>> {
+    let entries = disk.list(dir).during(IoOp::List, dir)?;
+    Ok(entries.into_iter().map(|entry| entry.name).collect())
+}
+
 /// Changes a byte of each file of a backup, truncates the file, and removes it. Each restore must
-/// fail and leave no files.
+/// fail and leave no files, and a repair must save the intact pairs.
 ///
 /// # Errors
 ///
@@ -332,7 +373,10 @@ pub fn damaged_backups(subject: &TestSubject, seed: u64) -> CheckResult {
     let (_, then) = back_up_during(&mut life, &dir, None)?;
     let disk = fixture.disk();
     let to = sibling_dir(&fixture, "to");
-    let refused = |path: &Path, how: &str| -> CheckResult {
+    let mut certain = 0;
+    let mut refused = |path: &Path, how: &str| -> CheckResult {
+        certain += repair_and_compare(&fixture, &dir, &then)
+            .map_err(|why| format!("repair, {} {how}: {why}", path.display()))?;
         match fixture.builder_on(Arc::clone(disk)).restore(&dir, &to, None) {
             Err(Error::Corrupt { path: named, .. }) if named == path => {}
             Err(Error::NotABackup { .. }) if path.ends_with("BACKUP") => {}
@@ -356,6 +400,9 @@ pub fn damaged_backups(subject: &TestSubject, seed: u64) -> CheckResult {
         sim.remove_file(&path).map_err(io)?;
         refused(&path, "removed")?;
         sim.put_file(&path, &bytes).map_err(io)?;
+    }
+    if certain == 0 {
+        return Err("no repair saved a pair".to_owned());
     }
     restore_and_compare(&fixture, disk, &dir, &then).map(drop)
 }

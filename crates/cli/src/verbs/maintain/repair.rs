@@ -35,7 +35,7 @@ use crate::text_format::{self, escape, many};
 /// Arguments of `repair`.
 #[derive(Debug, Args)]
 pub(crate) struct Repair {
-    /// Directory of the damaged database
+    /// Directory of the damaged database or backup
     #[arg(value_name = "DAMAGED")]
     pub(crate) damaged: PathBuf,
     /// Directory of the new database, which must be new or empty
