@@ -146,13 +146,15 @@ Examples:
   sheaf ttl my.db --keyspace sessions ada         599.213
   sheaf ttl my.db --keyspace sessions --json ada")]
     Ttl(Ttl),
-    /// Remove keys in one commit
+    /// Remove keys, or a range of keys, in one commit
     #[command(after_long_help = "\
-Exit code 1 if one of the keys does not exist; the others are removed nevertheless.
+Exit code 1 if one of the keys does not exist; the others are removed nevertheless. --from and --to
+remove a range of any size at once; they need an engine that keeps keys in order.
 
 Examples:
   sheaf del my.db ada
-  sheaf del my.db --keyspace users ada alan grace")]
+  sheaf del my.db --keyspace users ada alan grace
+  sheaf del my.db --keyspace log --from 2024-01 --to 2024-02")]
     Del(Del),
     /// List pairs of keys and values
     #[command(after_long_help = "\
@@ -521,8 +523,8 @@ pub(crate) struct CreateArgs {
 /// Engine options on the command line.
 #[derive(Debug, Args)]
 pub(crate) struct EngineOptionArgs {
-    /// Option of the engine, such as branching=64, compression=lz4 or merge=add; may be repeated.
-    /// `sheaf engines` lists the options
+    /// Option of a new keyspace, such as branching=64, compression=lz4, ttl=10m or merge=add; may
+    /// be repeated. `sheaf engines` lists the options
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
     pub(crate) options: Vec<(String, u64)>,
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::text_format::many;
+use crate::text_format::{escape, many};
 
 /// The result of a verb.
 pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
@@ -72,6 +72,13 @@ impl Failure {
         }
     }
 
+    /// Returns the failure for a key that does not exist.
+    pub(crate) fn missing_key(key: &[u8], keyspace: &str) -> Failure {
+        let mut shown = String::new();
+        escape(key, &mut shown);
+        Failure::Missing(format!("there is no key \"{shown}\" in keyspace {keyspace:?}"))
+    }
+
     /// Returns a failure of stdin, stdout or a file named by the user.
     pub(crate) fn stream(op: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Failure {
         let path = path.as_ref().to_path_buf();
@@ -128,6 +135,10 @@ fn remedy(error: &sheaf::Error) -> Option<&'static str> {
         Error::NotABackup { .. } => "`sheaf backup` creates one",
         Error::KeyspaceNotFound { .. } => "`sheaf keyspaces` lists all keyspaces",
         Error::EngineMismatch { .. } => "`sheaf convert` changes the engine of a keyspace and its options",
+        Error::Unsupported { feature: "ranges", .. } => {
+            "all engines but `flat` and `cedrus` keep keys in order, and `sheaf convert` changes the engine; \
+             `sheaf scan` without --from, --to, --prefix and --reverse works with every engine"
+        }
         Error::Unsupported { .. } => {
             "`sheaf scan` without --from, --to, --prefix and --reverse works with every engine"
         }

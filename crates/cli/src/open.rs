@@ -137,20 +137,32 @@ impl KeyspaceArgs {
 
     /// Opens the database and the keyspace for writing; creates them if they do not exist.
     pub(crate) fn open_or_create(&self, creation: &CreateArgs) -> Result<(Database, Keyspace)> {
-        self.open_or_create_with(creation, false)
+        self.open_or_create_with(creation, false).map(|(db, keyspace, _)| (db, keyspace))
     }
 
-    /// Like [`KeyspaceArgs::open_or_create`]. If `needs_expiry`, a new keyspace gets it.
+    /// Like [`KeyspaceArgs::open_or_create`]. If `needs_expiry`, a new keyspace gets it. Also
+    /// returns whether the keyspace is new.
     pub(crate) fn open_or_create_with(
         &self,
         creation: &CreateArgs,
         needs_expiry: bool,
-    ) -> Result<(Database, Keyspace)> {
+    ) -> Result<(Database, Keyspace, bool)> {
         creation.check()?;
         let db = self.database_args.open_or_create(&creation.modes)?;
         let options = creation.chosen.keyspace_options(creation.engine.as_deref());
         let is_new = db.open_keyspace(&self.keyspace)?.is_none();
         let options = if needs_expiry && is_new { options.expiry() } else { options };
+        let keyspace = db.keyspace(&self.keyspace, options)?;
+        Ok((db, keyspace, is_new))
+    }
+
+    /// Opens the database and the keyspace for writing. Both must exist, and the keyspace must have
+    /// the chosen options.
+    pub(crate) fn open_existing_with(&self, creation: &CreateArgs) -> Result<(Database, Keyspace)> {
+        creation.check()?;
+        let db = self.database_args.open_existing()?;
+        self.existing_keyspace(&db)?;
+        let options = creation.chosen.keyspace_options(creation.engine.as_deref());
         let keyspace = db.keyspace(&self.keyspace, options)?;
         Ok((db, keyspace))
     }

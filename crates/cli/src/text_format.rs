@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value as Json, json};
-use sheaf::Permissions;
+use sheaf::{OptionDomain, Permissions};
 
 /// Appends `bytes`, escaped, to `out`.
 pub(crate) fn escape(bytes: &[u8], out: &mut String) {
@@ -232,18 +232,25 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 /// may be `on` or `off`, and `ttl` a duration.
 pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
     match text.split_once('=') {
-        Some(("expiry", "on")) => Ok(("expiry".to_owned(), 1)),
-        Some(("expiry", "off")) => Ok(("expiry".to_owned(), 0)),
         Some(("merge", operator)) if !operator.is_empty() => Ok((format!("merge:{operator}"), 1)),
         Some(("ttl", value)) => {
             let ttl = parse_duration(value)?;
             Ok(("ttl-ms".to_owned(), u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
         }
         Some((name, value)) if !name.is_empty() => {
-            let number = sheaf::named_option_value(name, value).map_or_else(|| parse_size(value), Ok)?;
-            Ok((name.to_owned(), number))
+            let number = sheaf::named_option_value(name, value).map_or_else(|| parse_size(value), Ok);
+            Ok((name.to_owned(), number.map_err(|_| expected_value(name))?))
         }
         _ => Err("expected NAME=VALUE, such as branching=64".to_owned()),
+    }
+}
+
+/// Describes the values of an option.
+fn expected_value(name: &str) -> String {
+    let spec = sheaf::keyspace_options().iter().find(|spec| spec.name == name);
+    match spec.map(|spec| spec.domain) {
+        Some(OptionDomain::Named(names)) => format!("the values of {name} are {}", names.join(", ")),
+        _ => "expected a number, or a size such as 512MiB".to_owned(),
     }
 }
 
@@ -260,6 +267,8 @@ mod tests {
         }
         assert_eq!(parse_option("expiry=on"), Ok(("expiry".to_owned(), 1)));
         assert_eq!(parse_option("ttl=10m"), Ok(("ttl-ms".to_owned(), 600_000)));
+        assert!(parse_option("compression=gzip").unwrap_err().ends_with("none, lz4, zstd"));
+        assert!(parse_option("branching=many").unwrap_err().contains("a number"));
         assert!(parse_option("ttl=10").is_err());
         assert_eq!(parse_option("merge=add"), Ok(("merge:add".to_owned(), 1)));
         assert_eq!(parse_option("merge:add=1"), Ok(("merge:add".to_owned(), 1)));

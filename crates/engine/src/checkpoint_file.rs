@@ -18,6 +18,7 @@
 //! KiB.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ use crate::contract::{ImageSink, ImageSource};
 use sheaf_log::root::FORMAT;
 use sheaf_log::segment::SLOT_COUNT;
 use sheaf_log::types::{KeyspaceId, SegmentId, Seq, StoreId};
-use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter, u32_at, u64_at};
+use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter, u32_at};
 use sheaf_platform::disk::{Disk, File, OpenMode};
 use sheaf_platform::error::{Damage, Error, Expected, IoContext, IoOp, Result};
 
@@ -324,11 +325,13 @@ impl ImageReader {
                 supported: FORMAT,
             });
         }
-        let what = Damage::Foreign {
-            field: "image",
-            expected: u128::from(self.number),
-            got: u128::from(u64_at(&got, 16)),
+        let fields = [("keyspace", 12..16), ("image", 16..24), ("store", 24..40)];
+        let number = |head: &[u8; HEAD_BYTES], range: &Range<usize>| {
+            head[range.clone()].iter().rev().fold(0, |number, byte| number << 8 | u128::from(*byte))
         };
+        let differing = fields.into_iter().find(|(_, range)| got[range.clone()] != expected[range.clone()]);
+        let (field, range) = differing.unwrap_or(("image", 16..24));
+        let what = Damage::Foreign { field, expected: number(expected, &range), got: number(&got, &range) };
         damaged(8, what)
     }
 

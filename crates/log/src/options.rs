@@ -54,6 +54,19 @@ pub const COMPRESSION: OptionSpec = OptionSpec {
     help: "codec of values from 192 bytes on; lz4 is fast, zstd is smaller and needs a build with it",
 };
 
+/// Expiry of pairs. Keyspaces of all engines have this option.
+pub const EXPIRY: OptionSpec = OptionSpec {
+    name: "expiry",
+    min: 0,
+    max: 1,
+    domain: OptionDomain::Named(&["off", "on"]),
+    default: 0,
+    help: "on: pairs may have a time at which they expire; costs 12 bytes for each value",
+};
+
+/// Options with named values.
+const NAMED: [&OptionSpec; 2] = [&COMPRESSION, &EXPIRY];
+
 /// Specification of an engine option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionSpec {
@@ -103,7 +116,7 @@ impl OptionSpec {
 }
 
 /// Returns the value that `text` names for the option `name`, for options with named values:
-/// `lz4` for `compression`. Returns `None` if there is no such name.
+/// `lz4` for `compression`, `on` for `expiry`. Returns `None` if there is no such name.
 ///
 /// ```
 /// use sheaf_log::options::named_value;
@@ -113,7 +126,7 @@ impl OptionSpec {
 /// ```
 #[must_use]
 pub fn named_value(name: &str, text: &str) -> Option<u64> {
-    if name == COMPRESSION.name { COMPRESSION.named_value(text) } else { None }
+    NAMED.iter().find(|spec| spec.name == name)?.named_value(text)
 }
 
 /// Writes the name, values and default: `branching: 4 to 256, a power of two; default 16`.
@@ -284,13 +297,17 @@ impl EngineOptions {
     }
 }
 
-/// Writes the options that were set: `branching=64 compression=lz4`.
+/// Writes the options that were set: `branching=64 compression=lz4 merge=add`.
 impl fmt::Display for EngineOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, value)) in self.iter().enumerate() {
             f.write_str(if index > 0 { " " } else { "" })?;
-            match COMPRESSION.value_name(value).filter(|_| name == COMPRESSION.name) {
-                Some(text) => write!(f, "{name}={text}")?,
+            if let Some(operator) = name.strip_prefix(MERGE_PREFIX) {
+                write!(f, "merge={operator}")?;
+                continue;
+            }
+            match NAMED.iter().find(|spec| spec.name == name) {
+                Some(spec) => write!(f, "{name}={}", spec.value_text(value))?,
                 None => write!(f, "{name}={value}")?,
             }
         }

@@ -114,6 +114,7 @@ fn check(page: &mut DemoPage, db: &Database, acknowledged: u64) -> Result {
     let wholes = beyond.iter().filter(|rows| **rows == whole).count();
     let found = match wholes {
         0 => "no unacknowledged batch is present, complete or partial".to_owned(),
+        1 => "one unacknowledged batch is present and complete; none is partial".to_owned(),
         _ => format!("{wholes} unacknowledged batches are present and complete; none is partial"),
     };
     let in_order = beyond.iter().skip_while(|rows| **rows == whole).all(|rows| *rows == 0);

@@ -508,10 +508,17 @@ fn merge_computes_values_and_get_prints_integers() {
     sandbox.run(&["get", "db", "-k", "l", "--integer", "today"]).exits(4).mentions("4 bytes");
     sandbox.run(&["put", "db", "plain", "v"]).succeeds();
     merge(&["plain", "w"]).exits(4).mentions("no merge operator");
-    merge(&["-k", "n", "--option", "merge=none", "k", "v"]).exits(4).mentions("\"none\" is not registered");
-    sandbox.run(&["keyspaces", "db"]).succeeds().prints(
-        "c\tflat\t1\tmerge:add=1\ndefault\tflex\t1\nl\tflex\t1\tmerge:append=1\nm\tflex\t1\tmerge:max=1\n",
-    );
+    merge(&["-k", "o", "k", "v"]).exits(4).mentions("--option merge=OPERATOR");
+    sandbox.run(&["merge", "new", "k", "v"]).exits(4).mentions("--option merge=OPERATOR");
+    assert!(!sandbox.path("new").exists());
+    merge(&["-k", "n", "--option", "merge=none", "k", "v"])
+        .exits(4)
+        .mentions("no operator \"none\"")
+        .mentions("union");
+    sandbox
+        .run(&["keyspaces", "db"])
+        .succeeds()
+        .prints("c\tflat\t1\tmerge=add\ndefault\tflex\t1\nl\tflex\t1\tmerge=append\nm\tflex\t1\tmerge=max\n");
     sandbox.run(&["convert", "db", "-k", "m", "--to", "kreon"]).succeeds();
     merge(&["-k", "m", "--integer", "k", "12"]).succeeds();
     sandbox.run(&["convert", "db", "-k", "m", "--to", "kreon", "--option", "merge=min"]).succeeds();
@@ -530,7 +537,7 @@ fn ttl_prints_the_seconds_for_which_a_key_exists() {
         sandbox.run(&["ttl", "db", "-k", "s", "ada"]).succeeds().stdout().trim().parse().expect("seconds");
     assert!((500.0..=600.0).contains(&left), "{left}");
     sandbox.run(&["ttl", "db", "-k", "s", "alan"]).succeeds().prints("never\n");
-    sandbox.run(&["ttl", "db", "-k", "s", "gone"]).exits(1).mentions("no key gone");
+    sandbox.run(&["ttl", "db", "-k", "s", "gone"]).exits(1).mentions("no key \"gone\"");
     sandbox.run(&["get", "db", "-k", "s", "gone"]).exits(1);
     sandbox.run(&["put", "db", "plain", "v"]).succeeds();
     sandbox.run(&["put", "db", "--ttl", "1h", "plain", "w"]).exits(4).mentions("expiry=1");
@@ -544,5 +551,5 @@ fn ttl_prints_the_seconds_for_which_a_key_exists() {
     sandbox
         .run(&["keyspaces", "db"])
         .succeeds()
-        .prints("d\tflex\t1\texpiry=1 ttl-ms=3600000\ndefault\tflex\t1\ns\tflex\t2\texpiry=1\n");
+        .prints("d\tflex\t1\texpiry=on ttl-ms=3600000\ndefault\tflex\t1\ns\tflex\t2\texpiry=on\n");
 }

@@ -140,13 +140,21 @@ pub enum Damage {
         durable: u64,
     },
     /// The file is shorter than its expected content, or missing.
-    #[error("file is missing or truncated: {got} bytes, expected {expected}")]
+    #[error("{}", truncated_text(*got, *expected))]
     Truncated {
         /// Actual size in bytes.
         got: u64,
         /// Expected size in bytes.
         expected: u64,
     },
+}
+
+/// Describes a file that is too short. A missing file has `got` 0 and `expected` 1.
+fn truncated_text(got: u64, expected: u64) -> String {
+    match (got, expected) {
+        (0, 1) => "file is missing or empty".to_owned(),
+        _ => format!("file is truncated: {got} bytes, expected {expected}"),
+    }
 }
 
 impl Damage {

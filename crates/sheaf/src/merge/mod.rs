@@ -155,7 +155,11 @@ impl MergeRegistry {
         match name.filter(|name| is_operator_name(name) && self.get(name).is_none()) {
             None => Ok(()),
             Some(name) => {
-                let reason = format!("{name:?} is not registered; register it with the builder");
+                let built_in = built_in::NAMES.join(", ");
+                let reason = format!(
+                    "there is no operator {name:?}: the built-in ones are {built_in}, and a program registers \
+                     others with `Builder::merge_operator`"
+                );
                 Err(Error::InvalidArgument { argument: "merge operator", reason })
             }
         }

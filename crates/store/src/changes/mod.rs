@@ -221,7 +221,9 @@ fn bytes_of(retained: &[RetainedSegment]) -> u64 {
 fn not_retained() -> Error {
     Error::InvalidArgument {
         argument: "change feed",
-        reason: "the database retains no changes; open it with `Builder::retain_changes`".to_owned(),
+        reason: "the database retains no changes; the program that writes it must open it with \
+                 `Builder::retain_changes`"
+            .to_owned(),
     }
 }
 

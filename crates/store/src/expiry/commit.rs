@@ -73,7 +73,9 @@ impl CommitWrite<'_> {
 /// Returns the error for an expiry time in a keyspace without expiry.
 pub(crate) fn no_expiry_error(keyspace: &KeyspaceState) -> Error {
     let name = keyspace.name();
-    let reason = format!("keyspace {name:?} has no expiry; create it with the option {EXPIRY_OPTION}=1");
+    let reason = format!(
+        "keyspace {name:?} has no expiry; only a new keyspace can get it, by the option {EXPIRY_OPTION}=1"
+    );
     Error::InvalidArgument { argument: "ttl", reason }
 }
 

@@ -41,7 +41,7 @@ use std::time::Duration;
 
 use sheaf_engine::context::EngineContext;
 use sheaf_log::compression::ValueForm;
-use sheaf_log::options::{COMPRESSION, EngineOptions, OptionDomain, OptionSpec};
+use sheaf_log::options::{COMPRESSION, EXPIRY, EngineOptions, OptionDomain, OptionSpec};
 use sheaf_log::types::{KeyspaceId, Seq};
 use sheaf_platform::clock::{Clock, UnixMillis};
 use sheaf_platform::error::{Error, Result};
@@ -69,21 +69,14 @@ pub struct ExpiryStats {
 pub const MAX_EXPIRY: UnixMillis = UnixMillis(253_402_300_799_999);
 
 /// Name of the option that gives the pairs of a keyspace an expiry time.
-pub const EXPIRY_OPTION: &str = "expiry";
+pub const EXPIRY_OPTION: &str = EXPIRY.name;
 /// Name of the option for the default time to live.
 pub const TTL_OPTION: &str = "ttl-ms";
 
 /// Options that a keyspace of any engine may have.
 pub const KEYSPACE_OPTIONS: &[OptionSpec] = &[
     COMPRESSION,
-    OptionSpec {
-        name: EXPIRY_OPTION,
-        min: 0,
-        max: 1,
-        domain: OptionDomain::Any,
-        default: 0,
-        help: "1: pairs may have a time at which they expire; costs 12 bytes for each value",
-    },
+    EXPIRY,
     OptionSpec {
         name: TTL_OPTION,
         min: 0,
@@ -91,7 +84,7 @@ pub const KEYSPACE_OPTIONS: &[OptionSpec] = &[
         domain: OptionDomain::Any,
         default: 0,
         help: "milliseconds after which a pair expires that is written without a time to live; \
-               0: never; other values need expiry=1",
+               0: never; other values need expiry=on",
     },
 ];
 

@@ -292,7 +292,10 @@ pub(crate) fn check_operator(keyspace: &KeyspaceState, requested: Option<&str>) 
         return Ok(());
     }
     let engine = keyspace.engine_name();
-    let with = |operator: Option<&str>| format!("{engine} merge:{}", operator.unwrap_or("none"));
+    let with = |operator: Option<&str>| match operator {
+        Some(operator) => format!("{engine} merge={operator}"),
+        None => format!("{engine} without a merge operator"),
+    };
     let (name, found, requested) = (keyspace.name().to_string(), with(found), with(requested));
     Err(Error::EngineMismatch { name, found, requested })
 }

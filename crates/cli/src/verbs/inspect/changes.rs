@@ -33,7 +33,7 @@ pub(crate) struct ChangesArgs {
     #[arg(long, value_name = "KEY")]
     pub(crate) prefix: Vec<OsString>,
     /// Maximum number of commits
-    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, allow_negative_numbers = true)]
     pub(crate) limit: Option<usize>,
     /// Wait for further commits, as long as the process that has the database open runs
     #[arg(long)]

@@ -19,5 +19,11 @@ pub(crate) fn run() -> Result {
     for option in sheaf::keyspace_options() {
         writeln!(out, "  {option}\n      {}", option.help)?;
     }
+    writeln!(out, "  ttl: a duration such as 250ms, 10m or 7d\n      sets expiry=on and ttl-ms")?;
+    let operators = sheaf::merge_operators().join(", ");
+    writeln!(
+        out,
+        "  merge: {operators}; default none\n      operator that `sheaf merge` applies; a program may register others"
+    )?;
     Ok(out.flush()?)
 }

@@ -101,7 +101,7 @@ fn run_backup(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
     let nothing = || "no partial backup remains".to_owned();
     let mut watcher = |progress| update_bar(bar, progress, &interrupt);
     let pace = args.rate.unwrap_or_default();
-    let db = match args.database_args.open_or_connect()? {
+    let db = match args.database_args.open_or_connect().map_err(|error| on_read_only_volume(error, args))? {
         OpenOutcome::Database(db) => db,
         OpenOutcome::Owner(mut owner) => {
             let done = owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, pace, watcher);
@@ -116,6 +116,22 @@ fn run_backup(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
     let done = interrupt.map_cancelled(db.backup(&args.backup, options), nothing)?;
     db.close()?;
     Ok(done)
+}
+
+/// Adds a remedy to the error for a database on a read-only file system.
+fn on_read_only_volume(failure: Failure, args: &Backup) -> Failure {
+    match failure {
+        Failure::Database(sheaf::Error::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::ReadOnlyFilesystem =>
+        {
+            let path = args.database_args.database.display();
+            Failure::Refused(format!(
+                "{path} is on a read-only file system, and a backup needs to write to the database; no \
+                 process can change the files, so a plain copy of the directory is a backup of it"
+            ))
+        }
+        other => other,
+    }
 }
 
 pub(crate) fn restore(args: &Restore) -> Result {

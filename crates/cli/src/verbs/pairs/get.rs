@@ -38,12 +38,7 @@ pub(crate) fn run(args: &Get) -> Result {
     let key = decode_argument(&args.key, args.hex)?;
     let (_db, keyspace) = args.target.open_read_only()?;
     let Some(mut reader) = keyspace.reader(&key)? else {
-        let mut shown = String::new();
-        text_format::escape(&key, &mut shown);
-        return Err(Failure::Missing(format!(
-            "there is no key {shown} in keyspace {}",
-            args.target.keyspace
-        )));
+        return Err(Failure::missing_key(&key, &args.target.keyspace));
     };
     let mut out = stdout();
     if args.integer {

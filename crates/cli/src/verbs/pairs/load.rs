@@ -75,14 +75,21 @@ pub(crate) fn run(args: &LoadArgs) -> Result {
         let why = format!("{} is empty: nothing was replaced", args.input());
         return Err(Failure::Refused(why));
     }
+    // Read first: a file in another format creates nothing.
+    let first = lines
+        .next()
+        .map_err(|wrong| line_failure(args, &interrupt, lines.number(), wrong, left.to_owned()))?;
     let is_new = !args.has_database();
-    let (db, sink) = sink(args)?;
+    let (db, sink, is_new_keyspace) = sink(args)?;
     let watch = Stopwatch::start();
     let mut loader = PairLoader { args, interrupt: &interrupt, is_new, sink, loaded: 0, bytes: 0 };
-    let result = loader.load_all(&mut lines).and_then(|()| loader.end(&lines));
+    let result = loader.load_all(first, &mut lines).and_then(|()| loader.end(&lines));
     bar.finish_and_clear();
     let (loaded, bytes) = (loader.loaded, loader.bytes);
     drop(loader);
+    if result.is_err() && loaded == 0 && is_new_keyspace {
+        let _ = db.drop_keyspace(&args.target.keyspace); // the failure is reported
+    }
     let closed = db.close();
     result?;
     closed?;
@@ -103,10 +110,11 @@ pub(crate) fn run(args: &LoadArgs) -> Result {
     Ok(())
 }
 
-/// Opens the database and returns the sink for the pairs.
-fn sink(args: &LoadArgs) -> Result<(Database, PairSink)> {
+/// Opens the database. Returns it with the sink for the pairs, and whether it has a new, empty
+/// keyspace for them.
+fn sink(args: &LoadArgs) -> Result<(Database, PairSink, bool)> {
     if !args.sorted {
-        let (db, keyspace) = args.target.open_or_create(&args.creation)?;
+        let (db, keyspace, is_new) = args.target.open_or_create_with(&args.creation, false)?;
         let batches = BatchSink {
             db: db.clone(),
             keyspace,
@@ -114,7 +122,7 @@ fn sink(args: &LoadArgs) -> Result<(Database, PairSink)> {
             batch: db.batch(),
             bytes: 0,
         };
-        return Ok((db, PairSink::Batches(batches)));
+        return Ok((db, PairSink::Batches(batches), is_new));
     }
     let db = args.target.database_args.open_or_create(&args.creation.modes)?;
     let options = match args.keep {
@@ -135,7 +143,7 @@ fn sink(args: &LoadArgs) -> Result<(Database, PairSink)> {
         }
         other => other.into(),
     })?;
-    Ok((db, PairSink::Sorted(Some(Box::new(loader)))))
+    Ok((db, PairSink::Sorted(Some(Box::new(loader))), false))
 }
 
 impl LoadArgs {
@@ -228,6 +236,26 @@ impl PairSink {
     }
 }
 
+/// Returns the failure for a line. `left` describes the pairs of the load that are in the keyspace.
+fn line_failure(
+    args: &LoadArgs,
+    interrupt: &Interrupt,
+    line: u64,
+    wrong: LineError,
+    left: String,
+) -> Failure {
+    if let Err(interrupted) = interrupt.check(|| left.clone()) {
+        return interrupted;
+    }
+    let input = args.input();
+    Failure::Refused(match wrong {
+        LineError::Read(source) => return Failure::Stream { op: "read", path: input.into(), source },
+        LineError::Truncated(why) => format!("{input} is truncated: {why}; make the dump again; {left}"),
+        LineError::Changed(why) => format!("{input} was changed: {why}; {left}"),
+        LineError::Line(why) => format!("{input}, line {line}: {why}; {left}"),
+    })
+}
+
 struct PairLoader<'a> {
     args: &'a LoadArgs,
     interrupt: &'a Interrupt,
@@ -241,13 +269,16 @@ struct PairLoader<'a> {
 }
 
 impl PairLoader<'_> {
-    fn load_all(&mut self, lines: &mut DumpReader<'_>) -> Result {
-        while let Some(pair) = lines.next().map_err(|wrong| self.line_failure(lines.number(), wrong))? {
+    /// Loads `first`, the first pair, and all pairs behind it.
+    fn load_all(&mut self, first: Option<InputPair>, lines: &mut DumpReader<'_>) -> Result {
+        let mut next = first;
+        while let Some(pair) = next {
             self.bytes += (pair.key.len() + pair.value.len()) as u64;
             match pair.has_rest {
                 true => self.long_pair(pair, lines)?,
                 false => self.pair(&pair, lines.number())?,
             }
+            next = lines.next().map_err(|wrong| self.line_failure(lines.number(), wrong))?;
         }
         Ok(())
     }
@@ -347,16 +378,7 @@ impl PairLoader<'_> {
     }
 
     fn line_failure(&self, line: u64, wrong: LineError) -> Failure {
-        if let Err(interrupted) = self.interrupt.check(|| self.describe_loaded()) {
-            return interrupted;
-        }
-        let (input, left) = (self.args.input(), self.describe_loaded());
-        Failure::Refused(match wrong {
-            LineError::Read(source) => return Failure::Stream { op: "read", path: input.into(), source },
-            LineError::Truncated(why) => format!("{input} is truncated: {why}; make the dump again; {left}"),
-            LineError::Changed(why) => format!("{input} was changed: {why}; {left}"),
-            LineError::Line(why) => format!("{input}, line {line}: {why}; {left}"),
-        })
+        line_failure(self.args, self.interrupt, line, wrong, self.describe_loaded())
     }
 
     /// Describes the pairs of this load that are in the keyspace.

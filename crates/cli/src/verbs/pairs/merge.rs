@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 
 use clap::Args;
-use sheaf::Durability;
+use sheaf::{Database, Durability, Error, Keyspace};
 
 use super::integers;
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::open::decode_argument;
 
 /// Arguments of `merge`.
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Merge) -> Result {
     if args.integer {
         integers::parse(&args.operand)?; // before the keyspace is created
     }
-    let (db, keyspace) = args.target.open_or_create(&args.creation)?;
+    let (db, keyspace) = open(args)?;
     let operand = match args.integer || (integers::is_added(&keyspace) && !args.hex) {
         true => integers::encode(&keyspace, integers::parse(&args.operand)?),
         false => bytes,
@@ -49,4 +49,22 @@ pub(crate) fn run(args: &Merge) -> Result {
         false => keyspace.merge(key, operand)?,
     }
     Ok(db.close()?)
+}
+
+/// Opens the database and the keyspace. Creates them only if the arguments name an operator: a
+/// keyspace without one cannot merge.
+fn open(args: &Merge) -> Result<(Database, Keyspace)> {
+    if args.creation.chosen.all().iter().any(|(name, _)| name.starts_with("merge:")) {
+        return args.target.open_or_create(&args.creation);
+    }
+    args.target.open_existing_with(&args.creation).map_err(|failure| match failure {
+        Failure::Database(Error::DatabaseNotFound { .. } | Error::KeyspaceNotFound { .. }) => {
+            let name = &args.target.keyspace;
+            let operators = sheaf::merge_operators().join(", ");
+            Failure::Refused(format!(
+                "there is no keyspace {name:?}; --option merge=OPERATOR creates it, with one of {operators}"
+            ))
+        }
+        other => other,
+    })
 }

@@ -27,13 +27,14 @@ pub(crate) fn run(args: &PathArgs) -> Result {
     let key = decode_argument(&args.key, args.hex)?;
     let (_db, keyspace) = args.target.open_read_only()?;
     let Some(path) = keyspace.blob_path(&key)? else {
+        let name = &args.target.keyspace;
+        if !keyspace.contains_key(&key)? {
+            return Err(Failure::missing_key(&key, name));
+        }
         let mut shown = String::new();
         text_format::escape(&key, &mut shown);
-        let name = &args.target.keyspace;
-        return Err(Failure::Missing(match keyspace.contains_key(&key)? {
-            true => format!("the value of key {shown} in keyspace {name} has no file of its own"),
-            false => format!("there is no key {shown} in keyspace {name}"),
-        }));
+        let why = format!("the value of key \"{shown}\" in keyspace {name:?} has no file of its own");
+        return Err(Failure::Missing(why));
     };
     let mut out = stdout();
     out.write_all(path.as_os_str().as_encoded_bytes())?;

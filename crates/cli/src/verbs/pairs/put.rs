@@ -23,7 +23,7 @@ pub(crate) struct Put {
     #[command(flatten)]
     pub(crate) durable: DurabilityArgs,
     /// Remove the pair after this time, such as 30s, 10m or 7d; a new keyspace gets expiry=on
-    #[arg(long, value_name = "DURATION", value_parser = text_format::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = text_format::parse_duration, allow_hyphen_values = true)]
     pub(crate) ttl: Option<Duration>,
     /// Read KEY and VALUE as hexadecimal digits
     #[arg(long)]
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Put) -> Result {
         }
         _ => (decode_argument(&args.value, args.hex)?, Box::new(io::empty())),
     };
-    let (db, keyspace) = args.target.open_or_create_with(&args.creation, args.ttl.is_some())?;
+    let (db, keyspace, _) = args.target.open_or_create_with(&args.creation, args.ttl.is_some())?;
     let mut writer = match args.ttl {
         Some(ttl) => keyspace.writer_with_ttl(key, ttl)?,
         None => keyspace.writer(key)?,

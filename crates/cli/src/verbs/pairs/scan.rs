@@ -29,7 +29,7 @@ pub(crate) struct Scan {
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     pub(crate) prefix: Option<OsString>,
     /// Maximum number of pairs
-    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    #[arg(long, value_name = "COUNT", value_parser = parse_count, allow_negative_numbers = true)]
     pub(crate) limit: Option<usize>,
     /// Descend from the highest key
     #[arg(long)]

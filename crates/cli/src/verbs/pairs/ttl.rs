@@ -34,10 +34,7 @@ pub(crate) fn run(args: &Ttl) -> Result {
     let key = decode_argument(&args.key, args.hex)?;
     let (_db, keyspace) = args.target.open_read_only()?;
     let Some(expiry) = keyspace.expires_at(&key)? else {
-        let mut shown = String::new();
-        text_format::escape(&key, &mut shown);
-        let name = &args.target.keyspace;
-        return Err(Failure::Missing(format!("there is no key {shown} in keyspace {name}")));
+        return Err(Failure::missing_key(&key, &args.target.keyspace));
     };
     let time = match expiry {
         Expiry::At(time) => Some((time, time.duration_since(SystemTime::now()).unwrap_or_default())),

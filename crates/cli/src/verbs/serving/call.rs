@@ -14,7 +14,7 @@ use crate::failure::{Failure, Result};
 use crate::open::read_token;
 use crate::output::{NAME, Stopwatch, on_stdout, stdout, time};
 use crate::streams::input;
-use crate::text_format::{self, escape, many, parse_count, size};
+use crate::text_format::{escape, many, parse_count, size};
 
 /// Arguments of `call`.
 #[derive(Debug, Args)]
@@ -80,7 +80,7 @@ pub(crate) enum CallVerb {
         #[arg(long, value_name = "KEY")]
         to: Option<OsString>,
         /// Maximum number of pairs
-        #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+        #[arg(long, value_name = "COUNT", value_parser = parse_count, allow_negative_numbers = true)]
         limit: Option<usize>,
         /// Descend from the highest key
         #[arg(long)]
@@ -177,9 +177,7 @@ fn durability(durable: bool) -> Durability {
 }
 
 fn missing(key: &OsString, keyspace: &str) -> Failure {
-    let mut shown = String::new();
-    text_format::escape(key.as_bytes(), &mut shown);
-    Failure::Missing(format!("there is no key {shown} in keyspace {keyspace}"))
+    Failure::missing_key(key.as_bytes(), keyspace)
 }
 
 /// Removes all keys, then fails if one of them did not exist.
