@@ -1,4 +1,4 @@
-//! The directory of an open database is moved, and another database is at its path.
+//! Other programs move the directory of an open database, or remove its lock file.
 
 #![allow(clippy::disallowed_methods, reason = "another program moves the directories")]
 
@@ -42,5 +42,25 @@ fn a_moved_database_changes_nothing_at_its_old_path() {
         let db = Database::open(&moved).unwrap();
         db.verify(|finding| panic!("{engine}: {finding}")).unwrap();
         assert_eq!(db.open_keyspace("k").unwrap().unwrap().len().unwrap(), 3, "{engine}");
+    }
+}
+
+/// Regression: the owner refused to create files, although no other process can become an owner.
+#[test]
+fn a_database_without_its_lock_file_works_until_it_is_closed() {
+    let scratch = tempfile::tempdir().unwrap();
+    for engine in ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"] {
+        let path = scratch.path().join(engine);
+        let db = Database::open(&path).unwrap();
+        let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(engine)).unwrap();
+        std::fs::remove_file(path.join("LOCK")).unwrap();
+        for key in 0..2000_u32 {
+            keyspace.insert(key.to_be_bytes(), [7; 100]).unwrap();
+        }
+        drop(keyspace);
+        db.close().unwrap();
+        let db = Database::open(&path).unwrap();
+        db.verify(|finding| panic!("{engine}: {finding}")).unwrap();
+        assert_eq!(db.open_keyspace("k").unwrap().unwrap().len().unwrap(), 2000, "{engine}");
     }
 }

@@ -18,10 +18,9 @@
 //! 4. The process id is followed by a random number that differs for each exclusive lock. It is
 //!    written before the owner does anything else. An unchanged file therefore proves that there
 //!    was no other owner.
-//! 5. While this process holds the exclusive lock of a file, it changes names below the directory
-//!    of the file only if the lock file is still in its place ([`check_owned`]). Otherwise the
-//!    directory was moved, and another database may be at its path, or a process has removed the
-//!    lock file, and another owner may have a new one.
+//! 5. While this process holds exclusive locks of files in a directory, it changes names below that
+//!    directory only if one of these files is still in its place ([`check_owned`]). Otherwise the
+//!    directory was moved, and another database may be at its path.
 //! 6. The lock file is a regular file, not a link to one. It has no more permissions than
 //!    requested: a process that may not read it cannot hold the lock.
 
@@ -42,20 +41,19 @@ use crate::random::random_bits;
 /// Most attempts to lock a file that other processes keep replacing.
 const ATTEMPTS: usize = 16;
 
-/// A lock file that this process has locked exclusively.
+/// A file that this process has locked exclusively.
 #[derive(Clone, Debug)]
-struct OwnedLockFile {
+struct OwnedFile {
     path: PathBuf,
     identity: FileIdentity,
 }
 
-/// All lock files that this process has locked exclusively. The lock is never held during a system
-/// call.
-static OWNED: Mutex<Vec<OwnedLockFile>> = Mutex::new(Vec::new());
+/// All files that this process has locked exclusively. The lock is never held during a system call.
+static OWNED: Mutex<Vec<OwnedFile>> = Mutex::new(Vec::new());
 
-/// Calls `with` with the list of owned lock files. Returns `None` in a forked child if the lock is
+/// Calls `with` with the list of owned files. Returns `None` in a forked child if the lock is
 /// held: its holder may be a thread that exists only in the parent.
-fn with_owned<R>(with: impl FnOnce(&mut Vec<OwnedLockFile>) -> R) -> Option<R> {
+fn with_owned<R>(with: impl FnOnce(&mut Vec<OwnedFile>) -> R) -> Option<R> {
     let mut owned = match OWNED.try_lock() {
         Ok(owned) => owned,
         Err(TryLockError::Poisoned(owned)) => owned.into_inner(),
@@ -68,43 +66,48 @@ fn with_owned<R>(with: impl FnOnce(&mut Vec<OwnedLockFile>) -> R) -> Option<R> {
 /// Adds a lock file to the list. Returns false if this process has locked another file that was at
 /// this path: the two owners could not be told apart.
 fn add_owned(path: &Path, identity: FileIdentity) -> bool {
-    let add = |owned: &mut Vec<OwnedLockFile>| {
-        let is_free = owned.iter().all(|lock_file| lock_file.path != path);
-        owned.extend(is_free.then(|| OwnedLockFile { path: path.to_owned(), identity }));
+    let add = |owned: &mut Vec<OwnedFile>| {
+        let is_free = owned.iter().all(|file| file.path != path);
+        owned.extend(is_free.then(|| OwnedFile { path: path.to_owned(), identity }));
         is_free
     };
     with_owned(add).unwrap_or(true)
 }
 
-/// Returns an error if this process has locked a database whose directory contains `path`, and its
-/// lock file is no longer in its place (I5). Costs a system call for each such database.
+/// Returns an error if this process has locked files in a directory that contains `path`, and none
+/// of them is in its place (I5). Usually costs a system call for each such directory.
 ///
 /// # Errors
 ///
 /// Returns an error of the kind `Other` that explains this.
 pub(super) fn check_owned(path: &Path) -> io::Result<()> {
-    let is_above = |lock_file: &&OwnedLockFile| {
-        path != lock_file.path && lock_file.path.parent().is_some_and(|dir| path.starts_with(dir))
-    };
+    let is_above =
+        |file: &&OwnedFile| path != file.path && file.path.parent().is_some_and(|dir| path.starts_with(dir));
     let above = with_owned(|owned| owned.iter().filter(is_above).cloned().collect::<Vec<_>>());
-    let is_in_place = |lock_file: &OwnedLockFile| {
-        rustix::fs::lstat(&lock_file.path).is_ok_and(|seen| identity_of(&seen) == lock_file.identity)
+    let above = above.unwrap_or_default();
+    let mut dirs: Vec<Option<&Path>> = above.iter().map(|file| file.path.parent()).collect();
+    dirs.sort_unstable();
+    dirs.dedup();
+    let is_in_place = |file: &OwnedFile| {
+        rustix::fs::lstat(&file.path).is_ok_and(|seen| identity_of(&seen) == file.identity)
     };
-    if above.unwrap_or_default().iter().all(is_in_place) {
+    let is_ours =
+        |dir: &Option<&Path>| above.iter().any(|file| file.path.parent() == *dir && is_in_place(file));
+    if dirs.iter().all(is_ours) {
         return Ok(());
     }
     Err(io::Error::other(
-        "its directory is no longer that of the open database: it was moved or replaced, or its lock file was \
-         removed; close the database, then open it where it is now",
+        "its directory is no longer that of the open database: it was moved or replaced; close the database, \
+         then open it where it is now",
     ))
 }
 
 /// Must be called after this process has renamed `from` to `to`.
 pub(super) fn note_rename(from: &Path, to: &Path) {
     with_owned(|owned| {
-        for lock_file in owned {
-            if let Ok(rest) = lock_file.path.strip_prefix(from) {
-                lock_file.path = to.join(rest);
+        for file in owned {
+            if let Ok(rest) = file.path.strip_prefix(from) {
+                file.path = to.join(rest);
             }
         }
     });
@@ -113,7 +116,7 @@ pub(super) fn note_rename(from: &Path, to: &Path) {
 /// Must be called after this process has removed `path`. It has given up a database if that is a
 /// lock file.
 pub(super) fn note_removal(path: &Path) {
-    with_owned(|owned| owned.retain(|lock_file| lock_file.path != path));
+    with_owned(|owned| owned.retain(|file| file.path != path));
 }
 
 /// Takes the lock at `path` if it is free. A file created for it gets the mode `mode`. See
@@ -135,7 +138,14 @@ pub(super) fn lock_existing(path: &Path, share: LockMode) -> io::Result<LockOutc
         LockMode::Exclusive => OFlags::RDWR,
     };
     match FileLockGuard::take(open_fd(path, flags)?, share) {
-        Ok(guard) => Ok(LockOutcome::Acquired(Box::new(guard))),
+        Ok(mut guard) => {
+            if share == LockMode::Exclusive {
+                let identity = identity_of(&rustix::fs::fstat(&guard.fd)?);
+                add_owned(path, identity);
+                guard.owned = Some(identity);
+            }
+            Ok(LockOutcome::Acquired(Box::new(guard)))
+        }
         Err(Errno::WOULDBLOCK) => Ok(LockOutcome::Busy(None)),
         Err(refusal) => Err(refusal.into()),
     }
@@ -147,7 +157,7 @@ pub(super) fn lock_existing(path: &Path, share: LockMode) -> io::Result<LockOutc
 pub(super) struct FileLockGuard {
     fd: OwnedFd,
     fork: ForkGuard,
-    /// The file, if it is in the list of owned lock files.
+    /// The file, if it is in the list of owned files.
     owned: Option<FileIdentity>,
 }
 
@@ -169,7 +179,7 @@ fn without_waiting(share: LockMode) -> FlockOperation {
 impl Drop for FileLockGuard {
     fn drop(&mut self) {
         if let Some(identity) = self.owned {
-            with_owned(|owned| owned.retain(|lock_file| lock_file.identity != identity));
+            with_owned(|owned| owned.retain(|file| file.identity != identity));
         }
         if !self.fork.is_child() {
             // If unlocking fails, the lock ends with the descriptor.
@@ -373,6 +383,15 @@ mod tests {
         assert!(matches!(held, LockOutcome::Acquired(_)));
         assert_eq!(pid_if_busy(lock_existing(&path, LockMode::Shared).unwrap()), Some(None));
         drop(held);
+        let held = lock_existing(&path, LockMode::Exclusive).unwrap();
+        assert!(check_owned(&scratch.path("new")).is_ok());
+        let lock_file = lock(&scratch.path("LOCK"), LockMode::Exclusive).unwrap();
+        std::fs::remove_file(scratch.path("LOCK")).unwrap();
+        assert!(check_owned(&scratch.path("new")).is_ok(), "one of the files is in its place");
+        std::fs::rename(&path, scratch.path("moved")).unwrap();
+        assert!(check_owned(&scratch.path("new")).is_err());
+        std::fs::rename(scratch.path("moved"), &path).unwrap();
+        drop((held, lock_file));
         let readers = [(); 2].map(|()| lock_existing(&path, LockMode::Shared).unwrap());
         assert!(readers.iter().all(|reader| matches!(reader, LockOutcome::Acquired(_))));
         assert_eq!(pid_if_busy(lock_existing(&path, LockMode::Exclusive).unwrap()), Some(None));
