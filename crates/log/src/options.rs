@@ -376,8 +376,8 @@ mod tests {
         assert_eq!(options.conflict(&chosen(&[("length", 8)]), &specs), Some(&LENGTH));
         let all = chosen(&[("width", 4)]).or(&chosen(&[("width", 8), ("length", 8)]));
         assert_eq!(all.to_string(), "length=8 width=4");
-        let named = chosen(&[("compression", 1), ("width", 4)]);
-        assert_eq!(named.to_string(), "compression=lz4 width=4");
+        let named = chosen(&[("compression", 1), ("expiry", 1), ("width", 4)]);
+        assert_eq!(named.to_string(), "compression=lz4 expiry=on width=4");
         assert_eq!(COMPRESSION.to_string(), "compression: none, lz4, zstd; default none");
     }
 
@@ -386,11 +386,11 @@ mod tests {
         let mut options = chosen(&[("width", 4)]);
         options.set_merge_operator("append");
         options.set_merge_operator("add");
-        assert_eq!((options.merge_operator(), &*options.to_string()), (Some("add"), "merge:add=1 width=4"));
+        assert_eq!((options.merge_operator(), &*options.to_string()), (Some("add"), "merge=add width=4"));
         options.check("e", &[WIDTH]).unwrap();
         let mut other = EngineOptions::default();
         other.set_merge_operator("max");
-        assert_eq!(other.or(&options).to_string(), "merge:max=1 width=4");
+        assert_eq!(other.or(&options).to_string(), "merge=max width=4");
         assert_eq!(options.with_defaults(&[WIDTH, LENGTH]).merge_operator(), Some("add"));
         for bad in ["merge:", "merge:a b", "merge:\0", &format!("merge:{}", "x".repeat(49))] {
             assert!(chosen(&[(bad, 1)]).check("e", &[]).is_err(), "{bad}");
