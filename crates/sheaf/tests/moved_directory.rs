@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "another program moves the directories")]
 
-use sheaf::{Database, Error, KeyspaceOptions};
+use sheaf::{BackupOptions, Database, Error, KeyspaceOptions};
 
 /// Regression: closing the moved database removed and overwrote files of the other one. The other
 /// database is that of another process, so it is a copy here.
@@ -24,7 +24,10 @@ fn a_moved_database_changes_nothing_at_its_old_path() {
         std::fs::rename(&other, &path).unwrap();
         keyspace.insert("third", "3").unwrap();
         let refused = Database::open(&path).unwrap_err();
-        assert!(refused.to_string().contains("close it first"), "{refused}");
+        assert!(refused.to_string().contains("close"), "{refused}");
+        let backup = db.backup(scratch.path().join("backup"), BackupOptions::default());
+        assert!(backup.is_err_and(|error| error.to_string().contains("moved or replaced")), "{engine}");
+        assert!(!scratch.path().join("backup").exists(), "{engine}");
         drop(keyspace);
         let closed = db.close();
         assert!(

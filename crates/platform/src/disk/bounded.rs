@@ -61,7 +61,7 @@ impl Backend for SystemBackend {
 
 impl Disk for BoundedDisk {
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        real::check_open(path, open_mode)?;
+        real::check_open(path)?;
         let open = || real::open_file(path, open_mode, self.real.permissions);
         let (handle, len) = self.descriptors.open(path, open_mode, open)?;
         Ok(real::file_of(path, open_mode, handle, len))

@@ -18,9 +18,10 @@
 //! 4. The process id is followed by a random number that differs for each exclusive lock. It is
 //!    written before the owner does anything else. An unchanged file therefore proves that there
 //!    was no other owner.
-//! 5. While this process holds exclusive locks of files in a directory, it changes names below that
-//!    directory only if one of these files is still in its place ([`check_owned`]). Otherwise the
-//!    directory was moved, and another database may be at its path.
+//! 5. While this process holds exclusive locks of files in a directory, it opens files and changes
+//!    names below that directory only if one of these files is still in its place
+//!    ([`check_owned`]). Otherwise the directory was moved, and another database may be at its
+//!    path.
 //! 6. The lock file is a regular file, not a link to one. It has no more permissions than
 //!    requested: a process that may not read it cannot hold the lock.
 
@@ -81,8 +82,7 @@ fn add_owned(path: &Path, identity: FileIdentity) -> bool {
 ///
 /// Returns an error of the kind `Other` that explains this.
 pub(super) fn check_owned(path: &Path) -> io::Result<()> {
-    let is_above =
-        |file: &&OwnedFile| path != file.path && file.path.parent().is_some_and(|dir| path.starts_with(dir));
+    let is_above = |file: &&OwnedFile| file.path.parent().is_some_and(|dir| path.starts_with(dir));
     let above = with_owned(|owned| owned.iter().filter(is_above).cloned().collect::<Vec<_>>());
     let above = above.unwrap_or_default();
     let mut dirs: Vec<Option<&Path>> = above.iter().map(|file| file.path.parent()).collect();
@@ -353,7 +353,7 @@ mod tests {
             disk.remove_dir(&dir.join("images")).unwrap_err(),
         ];
         assert!(refused.iter().all(|error| error.to_string().contains("moved or replaced")), "{refused:?}");
-        assert!(disk.open(&dir.join("ROOT"), OpenMode::Read).is_ok());
+        assert!(disk.open(&dir.join("ROOT"), OpenMode::Read).is_err() && disk.list(&dir).is_err());
         assert!(disk.open(&scratch.path("db2"), OpenMode::Create).is_ok(), "it is in no database");
         assert_eq!(std::fs::read(dir.join("ROOT")).unwrap(), b"ROOT");
         let another = lock(&dir.join("LOCK"), LockMode::Exclusive).map(drop).unwrap_err();

@@ -81,10 +81,11 @@ pub fn usual_open_files() -> u32 {
     share.clamp(super::MIN_OPEN_FILES, 1024)
 }
 
-/// Returns an error if the caller must not wait for an opening, or must not write to the file.
-pub(super) fn check_open(path: &Path, open_mode: OpenMode) -> io::Result<()> {
+/// Returns an error if the caller must not wait for an opening, or if the file may be one of
+/// another database.
+pub(super) fn check_open(path: &Path) -> io::Result<()> {
     cached_reads::check_may_wait()?;
-    if open_mode == OpenMode::Read { Ok(()) } else { flock::check_owned(path) }
+    flock::check_owned(path)
 }
 
 /// Opens a regular file. A created file gets the mode of `permissions`.
@@ -147,7 +148,7 @@ pub(super) fn sync(fd: RawFd) -> io::Result<()> {
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        check_open(path, open_mode)?;
+        check_open(path)?;
         let opened = open_file(path, open_mode, self.permissions)?;
         Ok(file_of(path, open_mode, FileHandle::unbounded(&opened), opened.len))
     }
@@ -157,6 +158,7 @@ impl Disk for RealDisk {
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+        flock::check_owned(dir)?;
         let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut entries = Vec::new();
         for found in Dir::read_from(&fd)? {
