@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use sheaf::{Database, Error, KeyspaceOptions};
+use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
 
 type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -54,52 +54,74 @@ fn read_pairs(dir: &Path) -> sheaf::Result<Pairs> {
     keyspace.iter()?.map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec()))).collect()
 }
 
-/// Regression: an opening accepted newer files of `flex` and `delsm` next to an older log. The
-/// pairs were those of no moment, and `verify` found nothing.
+/// Mixes the parts of two moments in all ways. Each mixture must have the pairs of one of
+/// `moments`, or be damaged. Returns the number of damaged ones.
+fn check_mixtures(scratch: &Path, dirs: [&Path; 2], moments: &[Pairs], engine: &str) -> usize {
+    let mixed = scratch.join("mixed");
+    let mut refused = 0;
+    for parts in 0..1 << PARTS.len() {
+        link_mixed(&mixed, dirs, parts).expect("the links are new");
+        let read = read_pairs(&mixed);
+        std::fs::remove_dir_all(&mixed).expect("the links exist");
+        match read {
+            Ok(pairs) => {
+                assert!(moments.contains(&pairs), "{engine}: parts {parts:05b} have the pairs of no moment")
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::Corrupt { .. }), "{engine}: parts {parts:05b}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    refused
+}
+
+fn write(keyspace: &Keyspace, numbers: impl Iterator<Item = usize>, word: &str) {
+    for number in numbers {
+        keyspace
+            .insert(key(number), format!("{word} value {number} {}", "y".repeat(60)))
+            .expect("the disk has space");
+    }
+}
+
+/// Regression: an opening accepted newer files of `flex` and `delsm` with an older log, and older
+/// ones with a newer log if an image was missing. The pairs were those of no moment.
 #[test]
 fn files_of_two_moments_are_damage_or_one_moment() {
     for engine in ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"] {
         let scratch = tempfile::tempdir().unwrap();
-        let [old, new, mixed] = ["old", "new", "mixed"].map(|name| scratch.path().join(name));
-        let options = || KeyspaceOptions::default().engine(engine);
-        let db = Database::open(&new).unwrap();
-        let keyspace = db.keyspace("k", options()).unwrap();
-        for number in 0..PAIRS {
-            keyspace.insert(key(number), format!("old value {number} {}", "y".repeat(60))).unwrap();
+        let [old, new, unclean] = ["old", "new", "unclean"].map(|name| scratch.path().join(name));
+        let open = || {
+            let db = Database::builder().ipc(false).open(&new).unwrap();
+            let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(engine)).unwrap();
+            (db, keyspace)
+        };
+        for numbers in [0..PAIRS / 2, PAIRS / 2..PAIRS] {
+            let (db, keyspace) = open();
+            write(&keyspace, numbers, "old");
+            drop(keyspace);
+            db.close().unwrap();
         }
-        drop(keyspace);
-        db.close().unwrap();
         copy(&new, &old).unwrap();
-        let db = Database::open(&new).unwrap();
-        let keyspace = db.keyspace("k", options()).unwrap();
-        for number in (0..PAIRS).step_by(4) {
-            keyspace.insert(key(number), format!("new value {number} {}", "y".repeat(60))).unwrap();
-        }
-        for number in 100..150 {
-            keyspace.remove(key(number)).unwrap();
-        }
+        let (db, keyspace) = open();
+        write(&keyspace, (0..PAIRS).step_by(4), "new");
+        (100..150).for_each(|number| keyspace.remove(key(number)).unwrap());
         drop(keyspace);
         db.close().unwrap();
-        let moments = [read_pairs(&old).unwrap(), read_pairs(&new).unwrap()];
+        let mut moments = vec![read_pairs(&old).unwrap(), read_pairs(&new).unwrap()];
         assert_eq!([moments[0].len(), moments[1].len()], [PAIRS, PAIRS - 50]);
-        let mut refused = 0;
-        for parts in 0..1 << PARTS.len() {
-            link_mixed(&mixed, [&old, &new], parts).unwrap();
-            let read = read_pairs(&mixed);
-            std::fs::remove_dir_all(&mixed).unwrap();
-            match read {
-                Ok(pairs) => {
-                    assert!(
-                        moments.contains(&pairs),
-                        "{engine}: parts {parts:05b} have the pairs of no moment"
-                    )
-                }
-                Err(error) => {
-                    assert!(matches!(error, Error::Corrupt { .. }), "{engine}: parts {parts:05b}: {error}");
-                    refused += 1;
-                }
-            }
-        }
-        assert!(refused > 0, "{engine}: no mixture was noticed");
+        assert!(check_mixtures(scratch.path(), [&old, &new], &moments, engine) > 0, "{engine}");
+
+        // As after a kill: ROOT, the checkpoint, and commits behind it.
+        let (db, keyspace) = open();
+        write(&keyspace, (1..PAIRS).step_by(4), "last");
+        db.quiesce().unwrap(); // the files stay as they are during the copy
+        write(&keyspace, (2..40).step_by(4), "last");
+        db.persist().unwrap();
+        copy(&new, &unclean).unwrap();
+        drop(keyspace);
+        db.close().unwrap();
+        moments.push(read_pairs(&unclean).unwrap());
+        assert!(check_mixtures(scratch.path(), [&old, &unclean], &moments, engine) > 0, "{engine}");
     }
 }

@@ -44,6 +44,7 @@ use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::root::{CheckpointRef, Root};
 use sheaf_log::segment::{Address, DATA_START, Frame, ScanEnd, ScannedFrame, Segment, SegmentScan};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId, Seq};
+use sheaf_platform::disk::OpenMode;
 use sheaf_platform::error::{Damage, Error, Result};
 use sheaf_platform::parallel::{map_parallel, opening_threads, run_parallel, usable_threads};
 use sheaf_platform::sync::Mutex;
@@ -417,10 +418,21 @@ impl ReplaySource<'_> {
             return keyspace.engine()?.restore_without_image(None).map(|()| 0);
         }
         match self.restore_image(keyspace) {
+            // The files of the engine may be older than ROOT, too, and nothing tells how old.
+            Err(missing) if self.is_image_missing(keyspace) => Err(missing),
             Err(damage @ Error::Corrupt { .. }) => {
                 keyspace.engine()?.restore_without_image(Some(damage)).map(|()| 0)
             }
             other => other,
+        }
+    }
+
+    /// Returns whether the image that ROOT names has no bytes.
+    fn is_image_missing(&self, keyspace: &KeyspaceState) -> bool {
+        let path = self.store.image_path(keyspace.id(), self.checkpoint(keyspace.log()).number);
+        match self.store.disk.open(&path, OpenMode::Read) {
+            Ok(file) => file.len().is_ok_and(|len| len == 0),
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         }
     }
 
