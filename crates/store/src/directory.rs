@@ -1,14 +1,15 @@
 //! # Directory: the names of the files and directories of a database
 
+use std::fmt::Display;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 use sheaf_engine::checkpoint_file;
 use sheaf_engine::context::ENGINE_DIR;
 use sheaf_log::root::RootSlots;
 use sheaf_log::types::LogId;
 use sheaf_platform::disk::{DirEntry, Disk, LockMode, LockOutcome};
-use sheaf_platform::error::{Error, IoOp, LockConflict, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 
 /// Name of the lock file.
 pub const LOCK: &str = "LOCK";
@@ -115,6 +116,37 @@ pub(crate) fn directories() -> impl Iterator<Item = &'static str> {
 /// Returns whether a file of this name contains workload statistics, complete or not.
 fn is_workload_file(name: &str) -> bool {
     name == WORKLOAD_FILE || name == WORKLOAD_TEMP_FILE
+}
+
+/// Returns the absolute path without `.` and `..`. Does not follow links.
+///
+/// # Errors
+///
+/// Returns [`Error::Io`] if the working directory cannot be determined.
+pub(crate) fn normalized(path: &Path) -> Result<PathBuf> {
+    let mut all = PathBuf::new();
+    for component in std::path::absolute(path).during(IoOp::Resolve, path)?.components() {
+        match component {
+            Component::ParentDir => drop(all.pop()),
+            Component::CurDir => {}
+            other => all.push(other),
+        }
+    }
+    Ok(all)
+}
+
+/// Refuses a `target` that is `outer` or below it. `name` describes `outer`.
+///
+/// # Errors
+///
+/// Returns [`Error::InvalidArgument`] then, and [`Error::Io`] if the working directory cannot be
+/// determined.
+pub(crate) fn check_outside(target: &Path, outer: &Path, name: &dyn Display) -> Result<()> {
+    if !normalized(target)?.starts_with(normalized(outer)?) {
+        return Ok(());
+    }
+    let why = format!("{} is inside {name}", target.display());
+    Err(Error::InvalidArgument { argument: "target", reason: why })
 }
 
 /// Refuses a database that a restore or a repair has not completed.

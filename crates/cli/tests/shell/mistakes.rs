@@ -316,6 +316,12 @@ fn a_refused_backup_names_the_reason_and_leaves_no_file() {
     sandbox.run(&["restore", "monday", "db"]).exits(4).mentions("db is not empty");
     sandbox.run(&["restore", "db", "again"]).exits(4).mentions("there is no file BACKUP");
     sandbox.run(&["restore", "no-backup", "again"]).exits(4).mentions("no directory with this name");
+    sandbox.run(&["restore", "monday", "./monday/sub"]).exits(4).mentions("is inside the backup");
+    sandbox.run(&["repair", "monday", "monday/../new"]).succeeds();
+    assert_eq!(
+        sandbox.run(&["scan", "new"]).succeeds().lines(),
+        sandbox.run(&["scan", "db"]).succeeds().lines()
+    );
     let backup = sandbox.image("monday");
     let (path, mut bytes) =
         backup.into_iter().find(|(path, _)| path.ends_with("BACKUP")).expect("a file BACKUP");

@@ -510,6 +510,7 @@ fn merge_computes_values_and_get_prints_integers() {
     merge(&["plain", "w"]).exits(4).mentions("no merge operator");
     merge(&["-k", "o", "k", "v"]).exits(4).mentions("--option merge=OPERATOR");
     sandbox.run(&["merge", "new", "k", "v"]).exits(4).mentions("--option merge=OPERATOR");
+    sandbox.run(&["merge", "new", "k", "v", "--option", "merge=add"]).exits(2).mentions("no integer");
     assert!(!sandbox.path("new").exists());
     merge(&["-k", "n", "--option", "merge=none", "k", "v"])
         .exits(4)

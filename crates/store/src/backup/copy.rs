@@ -15,6 +15,7 @@ use super::output_tree::{FileRange, OutputTree, open};
 use super::pace::BackupPacer;
 use super::{BackupOptions, BackupPhase, BackupReport, MIN_INCARNATION_DISTANCE, ProgressMeter};
 use crate::backup::output_dir::OutputDir;
+use crate::directory::check_outside;
 use crate::{PinnedState, Store};
 use sheaf_engine::backup_files::{FileSource, PinnedFile, PinnedFiles};
 use sheaf_engine::context::EngineDir;
@@ -56,11 +57,7 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
     let permissions = Permissions::of_copy(store.disk(), store.path(), &RootSlots::NAMES).unwrap_or_default();
     let permitted = store.disk().with_permissions(permissions);
     let disk = permitted.as_deref().unwrap_or(store.disk());
-    let absolute = |path: &Path| std::path::absolute(path).during(IoOp::Resolve, path);
-    if absolute(dir)?.starts_with(absolute(store.path())?) {
-        let why = format!("{} is inside the database", dir.display());
-        return Err(Error::InvalidArgument { argument: "target", reason: why });
-    }
+    check_outside(dir, store.path(), &"the database")?;
     let BackupOptions { base, verify, rate: pace, progress: watcher } = options;
     let base = base.map(|base| BaseBackup::open(disk, &base, store)).transpose()?;
     let pinned = store.pin_state()?;

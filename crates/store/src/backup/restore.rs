@@ -14,7 +14,7 @@ use super::manifest::{MANIFEST_FILE, Manifest, ManifestEntry, ManifestFile};
 use super::output_tree::{FileRange, OutputTree, open};
 use super::{BackupPhase, BackupReport, MIN_INCARNATION_DISTANCE, ProgressFn, ProgressMeter};
 use crate::backup::output_dir::OutputDir;
-use crate::directory::directories;
+use crate::directory::{check_outside, directories};
 use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::Incarnation;
 use sheaf_platform::disk::{Disk, OpenMode, Permissions};
@@ -35,7 +35,8 @@ const MAX_INCARNATION_DISTANCE: u128 = 1 << 40;
 ///
 /// - [`Error::NotABackup`] if `from` contains no complete backup, [`Error::Corrupt`] if a file of
 ///   it is damaged or missing, [`Error::UnsupportedVersion`] if its format is newer;
-/// - [`Error::InvalidArgument`] if `to` is not empty or `permissions` are not valid,
+/// - [`Error::InvalidArgument`] if `to` is not empty or inside `from`, or `permissions` are not
+///   valid,
 ///   [`Error::Locked`] if `to` is in use;
 /// - [`Error::NotADatabase`] if `to` contains an unfinished restore or repair;
 /// - [`Error::NoSpace`] if the disk is too small, [`Error::Cancelled`] if `watcher` cancels,
@@ -48,6 +49,7 @@ pub fn restore(
     watcher: Option<&mut ProgressFn<'_>>,
 ) -> Result<BackupReport> {
     permissions.map_or(Ok(()), Permissions::check)?;
+    check_outside(to, from, &"the backup")?;
     let permissions = permissions.or_else(|| Permissions::of_copy(&**disk, from, &[MANIFEST_FILE]));
     let disk = &permissions.unwrap_or_default().on(Arc::clone(disk));
     let manifest = Manifest::open(&**disk, from)?;

@@ -51,7 +51,7 @@ use std::sync::Arc;
 
 use crate::backup::output_dir::OutputDir;
 use crate::backup::{self, BackupProgress, MANIFEST_FILE, MANIFEST_TEMP_FILE, SalvagedBackup};
-use crate::directory::{DirLock, check_finished};
+use crate::directory::{DirLock, check_finished, check_outside, normalized};
 use crate::{LOCK, Store, StoreOptions};
 use log_records::LogRecords;
 use open::{SourceDatabase, open_damaged};
@@ -89,18 +89,14 @@ pub fn repair(
 ) -> Result<RepairReport> {
     crate::recovery::close::check_options(options)?;
     check_source(&*disk, from)?;
-    let absolute = |path: &Path| std::path::absolute(path).during(IoOp::Resolve, path);
-    if absolute(to)?.starts_with(absolute(from)?) {
-        let why = format!("{} is inside {}", to.display(), from.display());
-        return Err(Error::InvalidArgument { argument: "target", reason: why });
-    }
+    check_outside(to, from, &from.display())?;
     let copied = [&RootSlots::NAMES[..], &[LOCK, MANIFEST_FILE]].concat();
     let permissions = options.permissions.or_else(|| Permissions::of_copy(&*disk, from, &copied));
     let disk = permissions.unwrap_or_default().on(disk);
     let options = &StoreOptions { permissions, ..options.clone() };
     let mut target = OutputDir::claim_for_database(&*disk, to)?;
     let mut damages = DamageList::default();
-    let copy_path = copy_path(to);
+    let copy_path = copy_path(&normalized(to)?);
     let backup = salvage_backup(&*disk, (from, &copy_path), &mut repair, &mut damages)?;
     let given = from;
     let (from, lock, root) = match &backup {

@@ -36,7 +36,9 @@ pub(crate) struct Merge {
 pub(crate) fn run(args: &Merge) -> Result {
     let key = decode_argument(&args.key, args.hex)?;
     let bytes = decode_argument(&args.operand, args.hex)?;
-    if args.integer {
+    let chosen = args.creation.chosen.all();
+    let adds = chosen.iter().any(|(name, _)| name == "merge:add");
+    if args.integer || (adds && !args.hex) {
         integers::parse(&args.operand)?; // before the keyspace is created
     }
     let (db, keyspace) = open(args)?;
