@@ -227,7 +227,7 @@ def test_merges(db: sheaf.Database, engine: str) -> None:
     plain = db.keyspace("plain", engine=engine)
     with pytest.raises(sheaf.InvalidArgumentError, match="no merge operator"):
         plain.merge(b"k", b"v")
-    with pytest.raises(sheaf.InvalidArgumentError, match="not registered"):
+    with pytest.raises(sheaf.InvalidArgumentError, match="no operator"):
         db.keyspace("unknown", merge="none")
 
 
