@@ -24,7 +24,10 @@ fn a_moved_database_changes_nothing_at_its_old_path() {
         std::fs::rename(&other, &path).unwrap();
         keyspace.insert("third", "3").unwrap();
         let refused = Database::open(&path).unwrap_err();
-        assert!(refused.to_string().contains("close"), "{refused}");
+        assert!(
+            refused.to_string().contains("close the database, then open it where it is now"),
+            "{refused}"
+        );
         let backup = db.backup(scratch.path().join("backup"), BackupOptions::default());
         assert!(backup.is_err_and(|error| error.to_string().contains("moved or replaced")), "{engine}");
         assert!(!scratch.path().join("backup").exists(), "{engine}");

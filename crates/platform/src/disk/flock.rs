@@ -27,8 +27,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use rustix::fs::{FileType, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -45,7 +45,7 @@ const ATTEMPTS: usize = 16;
 /// A file that this process has locked exclusively.
 #[derive(Clone, Debug)]
 struct OwnedFile {
-    path: PathBuf,
+    path: Arc<Path>,
     identity: FileIdentity,
 }
 
@@ -68,8 +68,8 @@ fn with_owned<R>(with: impl FnOnce(&mut Vec<OwnedFile>) -> R) -> Option<R> {
 /// this path: the two owners could not be told apart.
 fn add_owned(path: &Path, identity: FileIdentity) -> bool {
     let add = |owned: &mut Vec<OwnedFile>| {
-        let is_free = owned.iter().all(|file| file.path != path);
-        owned.extend(is_free.then(|| OwnedFile { path: path.to_owned(), identity }));
+        let is_free = owned.iter().all(|file| *file.path != *path);
+        owned.extend(is_free.then(|| OwnedFile { path: path.into(), identity }));
         is_free
     };
     with_owned(add).unwrap_or(true)
@@ -89,7 +89,7 @@ pub(super) fn check_owned(path: &Path) -> io::Result<()> {
     dirs.sort_unstable();
     dirs.dedup();
     let is_in_place = |file: &OwnedFile| {
-        rustix::fs::lstat(&file.path).is_ok_and(|seen| identity_of(&seen) == file.identity)
+        rustix::fs::lstat(&*file.path).is_ok_and(|seen| identity_of(&seen) == file.identity)
     };
     let is_ours =
         |dir: &Option<&Path>| above.iter().any(|file| file.path.parent() == *dir && is_in_place(file));
@@ -107,7 +107,7 @@ pub(super) fn note_rename(from: &Path, to: &Path) {
     with_owned(|owned| {
         for file in owned {
             if let Ok(rest) = file.path.strip_prefix(from) {
-                file.path = to.join(rest);
+                file.path = to.join(rest).into();
             }
         }
     });
@@ -116,7 +116,7 @@ pub(super) fn note_rename(from: &Path, to: &Path) {
 /// Must be called after this process has removed `path`. It has given up a database if that is a
 /// lock file.
 pub(super) fn note_removal(path: &Path) {
-    with_owned(|owned| owned.retain(|file| file.path != path));
+    with_owned(|owned| owned.retain(|file| *file.path != *path));
 }
 
 /// Takes the lock at `path` if it is free. A file created for it gets the mode `mode`. See
