@@ -60,6 +60,13 @@ pub(super) struct ManifestFile {
     pub(super) is_immutable: bool,
 }
 
+impl ManifestFile {
+    /// Returns the least length of the file of the database with these bytes.
+    pub(super) fn database_len(&self) -> u64 {
+        self.min_len.max(self.offset + self.len)
+    }
+}
+
 impl ManifestEntry {
     fn encode(&self, w: &mut FieldWriter) {
         let text = |w: &mut FieldWriter, path: &Path| w.bytes(path.to_str().unwrap_or_default().as_bytes());

@@ -117,6 +117,19 @@ impl<'a> OutputTree<'a> {
         Ok(self.root.join(name))
     }
 
+    /// Opens the file `name` for writing; creates it unless an earlier entry, a part of the same
+    /// file, has created it. Returns it with its path.
+    pub(super) fn open_file(&mut self, name: &Path) -> Result<(Arc<dyn File>, PathBuf)> {
+        let path = self.create_parent(name)?;
+        let file = match self.disk.open(&path, OpenMode::Create) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                self.disk.open(&path, OpenMode::ReadWrite)
+            }
+            other => other.inspect(|_| self.note_created(name)),
+        };
+        Ok((file.during(IoOp::Create, &path)?, path))
+    }
+
     /// Copies `from` to offset `to.offset` of `to`, extends the file to at least `to.len` bytes,
     /// and returns the checksum of the bytes.
     pub(super) fn copy_range(

@@ -17,7 +17,7 @@ use crate::backup::output_dir::OutputDir;
 use crate::directory::{check_outside, directories};
 use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::Incarnation;
-use sheaf_platform::disk::{Disk, OpenMode, Permissions};
+use sheaf_platform::disk::{Disk, Permissions};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
 
@@ -89,7 +89,7 @@ fn restore_files(
 }
 
 /// Copies a file, or a part of one, to its place in the database.
-fn restore_file(
+pub(super) fn restore_file(
     disk: &dyn Disk,
     from: &Path,
     stored: &ManifestFile,
@@ -98,18 +98,11 @@ fn restore_file(
 ) -> Result<()> {
     let path = from.join(&stored.name);
     let source = open(disk, &path)?;
-    let place = tree.create_parent(&stored.database_name)?;
-    let file = match disk.open(&place, OpenMode::Create) {
-        // An earlier entry, a part of the same file, has created it.
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => disk.open(&place, OpenMode::ReadWrite),
-        other => other.inspect(|_| tree.note_created(&stored.database_name)),
-    };
-    let file = file.during(IoOp::Create, &place)?;
-    let whole = stored.min_len.max(stored.offset + stored.len);
+    let (file, place) = tree.open_file(&stored.database_name)?;
     let range = FileRange { file: &*source, path: &path, offset: 0, len: stored.len };
     let got = tree.copy_range(
         &range,
-        &FileRange { file: &*file, path: &place, offset: stored.offset, len: whole },
+        &FileRange { file: &*file, path: &place, offset: stored.offset, len: stored.database_len() },
         meter,
     )?;
     match got == stored.checksum {

@@ -7,13 +7,14 @@
 use std::path::Path;
 
 use super::manifest::{Manifest, ManifestEntry, ManifestFile};
-use super::output_tree::{OutputTree, open};
-use super::{BackupPhase, COPY_CHUNK, ProgressFn, ProgressMeter};
+use super::output_tree::OutputTree;
+use super::restore::restore_file;
+use super::{BackupPhase, ProgressFn, ProgressMeter};
 use crate::backup::output_dir::OutputDir;
 use crate::directory::directories;
 use sheaf_log::root::Root;
-use sheaf_platform::disk::{Disk, File, OpenMode, PAGE};
-use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
+use sheaf_platform::disk::{Disk, OpenMode, PAGE};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 
 /// Copy of the readable part of a backup. Dropping it removes the files.
 pub(crate) struct SalvagedBackup<'a> {
@@ -24,7 +25,8 @@ pub(crate) struct SalvagedBackup<'a> {
 }
 
 /// Copies the readable part of the backup in `from` to `to`, which must not exist. Calls
-/// `on_damage` with the error of each damaged or missing file. Returns `None` if the list of files
+/// `on_damage` with the error of each file that a restore refuses; it returns errors that are no
+/// damage. Returns `None` if the list of files
 /// in the backup cannot be read: then the places of its files are unknown.
 ///
 /// # Errors
@@ -36,12 +38,12 @@ pub(crate) fn salvage<'a>(
     disk: &'a dyn Disk,
     from: &Path,
     to: &Path,
-    on_damage: &mut dyn FnMut(Error),
+    on_damage: &mut dyn FnMut(Error) -> Result<()>,
     watcher: &mut ProgressFn<'_>,
 ) -> Result<Option<SalvagedBackup<'a>>> {
     let manifest = match Manifest::open(disk, from) {
         Err(error @ (Error::Corrupt { .. } | Error::NotABackup { .. })) => {
-            on_damage(error);
+            on_damage(error)?;
             return Ok(None);
         }
         other => other?,
@@ -61,67 +63,33 @@ pub(crate) fn salvage<'a>(
     Ok(Some(SalvagedBackup { root: manifest.root, tree }))
 }
 
-/// Copies the readable bytes of a file to their place in the database.
+/// Restores a file. If that fails, copies the pages that can be read, and calls `on_damage`.
 fn salvage_file(
     disk: &dyn Disk,
     from: &Path,
     stored: &ManifestFile,
     tree: &mut OutputTree<'_>,
     meter: &mut ProgressMeter<'_>,
-    on_damage: &mut dyn FnMut(Error),
+    on_damage: &mut dyn FnMut(Error) -> Result<()>,
 ) -> Result<()> {
-    let path = from.join(&stored.name);
-    let source = match open(disk, &path) {
-        Ok(source) => source,
-        Err(error) => {
-            on_damage(error);
-            return Ok(());
+    let Err(error) = restore_file(disk, from, stored, tree, meter) else { return Ok(()) };
+    on_damage(error)?;
+    let Ok(source) = disk.open(&from.join(&stored.name), OpenMode::Read) else { return Ok(()) };
+    let (file, place) = tree.open_file(&stored.database_name)?;
+    let readable = stored.len.min(source.len().unwrap_or(0));
+    let mut page = [0; PAGE];
+    let mut at = 0;
+    while at < readable {
+        let len = usize::try_from(readable - at).map_or(PAGE, |left| left.min(PAGE));
+        let bytes = &mut page[..len];
+        if source.read_at(at, bytes).is_ok() && bytes.iter().any(|byte| *byte != 0) {
+            file.write_at(stored.offset + at, bytes).during(IoOp::Write, &place)?;
         }
-    };
-    let place = tree.create_parent(&stored.database_name)?;
-    let file = match disk.open(&place, OpenMode::Create) {
-        // An earlier entry, a part of the same file, has created it.
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => disk.open(&place, OpenMode::ReadWrite),
-        other => other,
-    };
-    let file = file.during(IoOp::Create, &place)?;
-    let whole = stored.min_len.max(stored.offset + stored.len);
-    if file.len().during(IoOp::Measure, &place)? < whole {
-        file.set_len(whole).during(IoOp::Extend, &place)?;
-    }
-    let got = source.len().during(IoOp::Measure, &path)?;
-    if got < stored.len {
-        let what = Damage::Truncated { got, expected: stored.len };
-        on_damage(Error::corrupt(&path, got, "file of a backup", what));
-    }
-    let (mut at, mut checksum, mut buffer) = (0, Some(0), vec![0; COPY_CHUNK]);
-    while at < stored.len.min(got) {
-        let len = usize::try_from(stored.len.min(got) - at).map_or(COPY_CHUNK, |left| left.min(COPY_CHUNK));
-        let bytes = &mut buffer[..len];
-        checksum = match source.read_at(at, bytes) {
-            Ok(()) => checksum.map(|checksum| crc32c::crc32c_append(checksum, bytes)),
-            Err(error) => {
-                on_damage(Error::io(IoOp::Read, &path, error));
-                read_pages(&*source, at, bytes);
-                None
-            }
-        };
-        file.write_at(stored.offset + at, bytes).during(IoOp::Write, &place)?;
         meter.add_bytes(len as u64)?;
         at += len as u64;
     }
-    if let Some(got) = checksum.filter(|sum| got >= stored.len && *sum != stored.checksum) {
-        let what = Damage::BadChecksum { expected: stored.checksum, got };
-        on_damage(Error::corrupt(&path, 0, "file of a backup", what));
+    if file.len().during(IoOp::Measure, &place)? < stored.database_len() {
+        file.set_len(stored.database_len()).during(IoOp::Extend, &place)?;
     }
     Ok(())
-}
-
-/// Reads each page for itself. Pages that cannot be read get zeros.
-fn read_pages(file: &dyn File, from: u64, bytes: &mut [u8]) {
-    for (number, page) in bytes.chunks_mut(PAGE).enumerate() {
-        if file.read_at(from + (number * PAGE) as u64, page).is_err() {
-            page.fill(0);
-        }
-    }
 }

@@ -54,7 +54,7 @@ use crate::backup::{self, BackupProgress, MANIFEST_FILE, MANIFEST_TEMP_FILE, Sal
 use crate::directory::{DirLock, check_finished, check_outside, normalized};
 use crate::{LOCK, Store, StoreOptions};
 use log_records::LogRecords;
-use open::{SourceDatabase, open_damaged};
+use open::{SourceDatabase, into_damage, open_damaged};
 use output::{RepairOutput, SourceValue};
 use pair_walk::{WalkEvent, walk, walk_projection};
 use report::DamageList;
@@ -167,7 +167,12 @@ fn salvage_backup<'a>(
         }),
         None => ControlFlow::Continue(()),
     };
-    backup::salvage(disk, from, to, &mut |error| damages.note_error(&error), &mut watcher)
+    let mut on_damage = |error| {
+        let is_list = matches!(error, Error::NotABackup { .. });
+        damages.note_error(&if is_list { error } else { into_damage(error)? });
+        Ok(())
+    };
+    backup::salvage(disk, from, to, &mut on_damage, &mut watcher)
 }
 
 /// Returns an error if there is nothing to repair.

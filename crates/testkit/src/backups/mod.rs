@@ -27,7 +27,6 @@ use std::sync::Arc;
 
 use sheaf::{BackupOptions, BackupReport, Database, Error, RepairOptions};
 use sheaf_platform::disk::{Disk, OpenMode, remove_tree};
-use sheaf_platform::error::{IoContext, IoOp};
 use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, KeepChoice};
 
 pub use random_workload::{KeyspaceMaps, RandomWorkload, compare};
@@ -327,9 +326,8 @@ fn repair_and_compare(fixture: &Fixture, dir: &Path, then: &KeyspaceMaps) -> Che
         Err(Error::NotADatabase { .. } | Error::Corrupt { .. }) => return Ok(0),
         other => expect_ok("repair", other)?,
     };
-    let left: Vec<String> = expect_ok("list", list_names(&**disk, &to.with_file_name("")))?;
-    if let Some(copy) = left.iter().find(|name| name.contains("salvaged")) {
-        return Err(format!("{copy} is left"));
+    if disk.list(&sibling_dir(fixture, "repaired.salvaged")).is_ok() {
+        return Err("the copy of the backup is left".to_owned());
     }
     let outside = |part: &&sheaf::DamagedFile| !part.path.starts_with(dir);
     if let Some(part) = report.damaged_files.iter().find(outside) {
@@ -351,11 +349,6 @@ fn repair_and_compare(fixture: &Fixture, dir: &Path, then: &KeyspaceMaps) -> Che
     expect_ok("close", db.close())?;
     expect_ok("removal", remove_tree(&**disk, &to))?;
     Ok(report.keyspaces.iter().map(|keyspace| keyspace.certain).sum())
-}
-
-fn list_names(disk: &dyn Disk, dir: &Path) -> sheaf::Result<Vec<String>> {
-    let entries = disk.list(dir).during(IoOp::List, dir)?;
-    Ok(entries.into_iter().map(|entry| entry.name).collect())
 }
 
 /// Changes a byte of each file of a backup, truncates the file, and removes it. Each restore must
