@@ -1,8 +1,7 @@
 //! # Places: open databases and keyspaces from arguments
 
 use std::ffi::OsStr;
-#[cfg(target_os = "linux")]
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sheaf::{Builder, Database, DatabaseOverview, Error, Keyspace, KeyspaceOptions, OpenOutcome};
 
@@ -56,8 +55,59 @@ impl DatabaseArgs {
     }
 
     /// Opens the database for writing; creates it if it does not exist.
-    pub(crate) fn open_or_create(&self, modes: &NewDatabaseModeArgs) -> Result<Database> {
-        Ok(modes.apply(self.builder()).open(&self.database)?)
+    pub(crate) fn open_or_create(&self, modes: &NewDatabaseModeArgs) -> Result<(Database, CreatedPlaces)> {
+        let created = CreatedPlaces::before_open(&self.database);
+        Ok((modes.apply(self.builder()).open(&self.database)?, created))
+    }
+}
+
+/// Directories and keyspace that a command created. It removes them if it fails before it has
+/// written a pair.
+#[derive(Debug)]
+pub(crate) struct CreatedPlaces {
+    /// Directories that did not exist before, the innermost one first.
+    dirs: Vec<PathBuf>,
+    keyspace: Option<String>,
+}
+
+impl CreatedPlaces {
+    /// Records which directories the creation of `database` will create.
+    pub(crate) fn before_open(database: &Path) -> CreatedPlaces {
+        let is_named = |dir: &&Path| !dir.as_os_str().is_empty();
+        let missing = database.ancestors().filter(is_named).take_while(|dir| !dir.exists());
+        CreatedPlaces { dirs: missing.map(Path::to_path_buf).collect(), keyspace: None }
+    }
+
+    /// Closes `db` after a failure, which is reported. Removes the keyspace and the database if
+    /// this command created them.
+    pub(crate) fn remove(self, db: Database) {
+        if let Some(name) = &self.keyspace {
+            let _ = db.drop_keyspace(name);
+        }
+        if let Ok(true) = db.close_and_discard_new() {
+            self.dirs.iter().for_each(|dir| drop(std::fs::remove_dir(dir)));
+        }
+    }
+}
+
+/// A keyspace that is open for writing.
+pub(crate) struct WritableKeyspace {
+    pub(crate) db: Database,
+    pub(crate) keyspace: Keyspace,
+    pub(crate) created: CreatedPlaces,
+}
+
+impl WritableKeyspace {
+    /// Runs `write`, which makes one commit, and closes the database. If `write` fails, nothing
+    /// remains of a keyspace and of a database that this command created.
+    pub(crate) fn write_once(self, write: impl FnOnce(&Keyspace) -> Result) -> Result {
+        match write(&self.keyspace) {
+            Ok(()) => Ok(self.db.close()?),
+            Err(failure) => {
+                self.created.remove(self.db);
+                Err(failure)
+            }
+        }
     }
 }
 
@@ -79,6 +129,10 @@ impl CreateArgs {
     /// Fails if there is no engine of the requested name. Nothing has been created yet.
     pub(crate) fn check(&self) -> Result {
         self.engine.as_deref().map_or(Ok(()), check_engine)
+    }
+
+    fn keyspace_options(&self) -> KeyspaceOptions {
+        self.chosen.keyspace_options(self.engine.as_deref())
     }
 }
 
@@ -135,36 +189,49 @@ impl KeyspaceArgs {
         Ok((reached, keyspace))
     }
 
-    /// Opens the database and the keyspace for writing; creates them if they do not exist.
-    pub(crate) fn open_or_create(&self, creation: &CreateArgs) -> Result<(Database, Keyspace)> {
-        self.open_or_create_with(creation, false).map(|(db, keyspace, _)| (db, keyspace))
-    }
-
-    /// Like [`KeyspaceArgs::open_or_create`]. If `needs_expiry`, a new keyspace gets it. Also
-    /// returns whether the keyspace is new.
-    pub(crate) fn open_or_create_with(
+    /// Opens the database and the keyspace for writing; creates them if they do not exist. If
+    /// `needs_expiry`, a new keyspace gets expiry.
+    pub(crate) fn open_or_create(
         &self,
         creation: &CreateArgs,
         needs_expiry: bool,
-    ) -> Result<(Database, Keyspace, bool)> {
+    ) -> Result<WritableKeyspace> {
         creation.check()?;
-        let db = self.database_args.open_or_create(&creation.modes)?;
-        let options = creation.chosen.keyspace_options(creation.engine.as_deref());
+        let (db, mut created) = self.database_args.open_or_create(&creation.modes)?;
+        match self.open_or_create_in(&db, creation, needs_expiry) {
+            Ok((keyspace, is_new)) => {
+                created.keyspace = is_new.then(|| self.keyspace.clone());
+                Ok(WritableKeyspace { db, keyspace, created })
+            }
+            Err(failure) => {
+                created.remove(db);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Returns the keyspace, and whether it is new.
+    fn open_or_create_in(
+        &self,
+        db: &Database,
+        creation: &CreateArgs,
+        needs_expiry: bool,
+    ) -> Result<(Keyspace, bool)> {
         let is_new = db.open_keyspace(&self.keyspace)?.is_none();
+        let options = creation.keyspace_options();
         let options = if needs_expiry && is_new { options.expiry() } else { options };
-        let keyspace = db.keyspace(&self.keyspace, options)?;
-        Ok((db, keyspace, is_new))
+        Ok((db.keyspace(&self.keyspace, options)?, is_new))
     }
 
     /// Opens the database and the keyspace for writing. Both must exist, and the keyspace must have
     /// the chosen options.
-    pub(crate) fn open_existing_with(&self, creation: &CreateArgs) -> Result<(Database, Keyspace)> {
+    pub(crate) fn open_existing_with(&self, creation: &CreateArgs) -> Result<WritableKeyspace> {
         creation.check()?;
+        let created = CreatedPlaces::before_open(&self.database_args.database);
         let db = self.database_args.open_existing()?;
         self.existing_keyspace(&db)?;
-        let options = creation.chosen.keyspace_options(creation.engine.as_deref());
-        let keyspace = db.keyspace(&self.keyspace, options)?;
-        Ok((db, keyspace))
+        let keyspace = db.keyspace(&self.keyspace, creation.keyspace_options())?;
+        Ok(WritableKeyspace { db, keyspace, created })
     }
 
     fn existing_keyspace(&self, db: &Database) -> Result<Keyspace> {
@@ -178,6 +245,11 @@ impl EngineOptionArgs {
     pub(crate) fn keyspace_options(&self, engine: Option<&str>) -> KeyspaceOptions {
         let asked = engine.map_or_else(KeyspaceOptions::default, KeyspaceOptions::from);
         self.all().iter().fold(asked, |asked, (name, value)| asked.option(name, *value))
+    }
+
+    /// Returns the merge operator that the arguments name.
+    pub(crate) fn merge_operator(&self) -> Option<&str> {
+        self.options.iter().find_map(|(name, _)| name.strip_prefix("merge:"))
     }
 
     /// Returns the options of the arguments. A default time to live implies expiry.

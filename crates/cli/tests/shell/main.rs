@@ -11,6 +11,7 @@ mod interrupts;
 mod ipc;
 mod mistakes;
 mod pipes;
+mod refusals;
 mod served;
 mod streams;
 mod support;

@@ -320,4 +320,17 @@ impl Database {
     pub fn close(self) -> Result<()> {
         self.store.close()
     }
+
+    /// Closes the database like [`Database::close`]. If this opening created it and it has no
+    /// keyspace, removes its files; the directory stays. Returns whether it removed them. For the
+    /// command, which leaves nothing behind if it fails.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Database::close`], and [`Error::Locked`](crate::Error::Locked) and
+    /// [`Error::Io`](crate::Error::Io) if the files cannot be removed.
+    #[doc(hidden)]
+    pub fn close_and_discard_new(self) -> Result<bool> {
+        self.store.close_and_discard_new()
+    }
 }

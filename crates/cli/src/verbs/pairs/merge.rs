@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 
 use clap::Args;
-use sheaf::{Database, Durability, Error, Keyspace};
+use sheaf::{Durability, Error};
 
 use super::integers;
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
-use crate::open::decode_argument;
+use crate::open::{WritableKeyspace, decode_argument};
 
 /// Arguments of `merge`.
 #[derive(Debug, Args)]
@@ -36,28 +36,28 @@ pub(crate) struct Merge {
 pub(crate) fn run(args: &Merge) -> Result {
     let key = decode_argument(&args.key, args.hex)?;
     let bytes = decode_argument(&args.operand, args.hex)?;
-    let chosen = args.creation.chosen.all();
-    let adds = chosen.iter().any(|(name, _)| name == "merge:add");
-    if args.integer || (adds && !args.hex) {
+    let asked = args.creation.chosen.merge_operator();
+    if args.integer || (asked == Some("add") && !args.hex) {
         integers::parse(&args.operand)?; // before the keyspace is created
     }
-    let (db, keyspace) = open(args)?;
-    let operand = match args.integer || (integers::is_added(&keyspace) && !args.hex) {
-        true => integers::encode(&keyspace, integers::parse(&args.operand)?),
-        false => bytes,
-    };
-    match args.durable.durable {
-        true => keyspace.submit_merge(key, operand, Durability::Sync)?.wait()?,
-        false => keyspace.merge(key, operand)?,
-    }
-    Ok(db.close()?)
+    open(args, asked)?.write_once(|keyspace| {
+        let operand = match args.integer || (integers::is_added(keyspace) && !args.hex) {
+            true => integers::encode(keyspace, integers::parse(&args.operand)?),
+            false => bytes,
+        };
+        match args.durable.durable {
+            true => keyspace.submit_merge(key, operand, Durability::Sync)?.wait()?,
+            false => keyspace.merge(key, operand)?,
+        }
+        Ok(())
+    })
 }
 
 /// Opens the database and the keyspace. Creates them only if the arguments name an operator: a
 /// keyspace without one cannot merge.
-fn open(args: &Merge) -> Result<(Database, Keyspace)> {
-    if args.creation.chosen.all().iter().any(|(name, _)| name.starts_with("merge:")) {
-        return args.target.open_or_create(&args.creation);
+fn open(args: &Merge, asked: Option<&str>) -> Result<WritableKeyspace> {
+    if asked.is_some() {
+        return args.target.open_or_create(&args.creation, false);
     }
     args.target.open_existing_with(&args.creation).map_err(|failure| match failure {
         Failure::Database(Error::DatabaseNotFound { .. } | Error::KeyspaceNotFound { .. }) => {

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use clap::Args;
-use sheaf::Durability;
+use sheaf::{Durability, Keyspace};
 
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
@@ -49,12 +49,17 @@ pub(crate) fn run(args: &Put) -> Result {
         }
         _ => (decode_argument(&args.value, args.hex)?, Box::new(io::empty())),
     };
-    let (db, keyspace, _) = args.target.open_or_create_with(&args.creation, args.ttl.is_some())?;
+    let target = args.target.open_or_create(&args.creation, args.ttl.is_some())?;
+    target.write_once(|keyspace| write(args, keyspace, key, &first, &mut *rest))
+}
+
+/// Commits a pair with the value `first`, followed by `rest`.
+fn write(args: &Put, keyspace: &Keyspace, key: Vec<u8>, first: &[u8], rest: &mut dyn Read) -> Result {
     let mut writer = match args.ttl {
         Some(ttl) => keyspace.writer_with_ttl(key, ttl)?,
         None => keyspace.writer(key)?,
     };
-    writer.write_all(&first)?;
+    writer.write_all(first)?;
     let mut chunk = vec![0; CHUNK];
     loop {
         match rest.read(&mut chunk).map_err(Failure::stream("read", "stdin"))? {
@@ -66,7 +71,7 @@ pub(crate) fn run(args: &Put) -> Result {
         true => writer.submit(Durability::Sync)?.wait()?,
         false => writer.commit()?,
     }
-    Ok(db.close()?)
+    Ok(())
 }
 
 fn read(from: &mut dyn Read) -> Result<Vec<u8>> {
