@@ -247,6 +247,11 @@ impl EngineOptionArgs {
         self.all().iter().fold(asked, |asked, (name, value)| asked.option(name, *value))
     }
 
+    /// Returns the value of an option. The last one counts.
+    pub(crate) fn value(&self, name: &str) -> Option<u64> {
+        self.options.iter().rfind(|(given, _)| given == name).map(|(_, value)| *value)
+    }
+
     /// Returns the merge operator that the arguments name.
     pub(crate) fn merge_operator(&self) -> Option<&str> {
         self.options.iter().find_map(|(name, _)| name.strip_prefix("merge:"))
@@ -254,8 +259,8 @@ impl EngineOptionArgs {
 
     /// Returns the options of the arguments. A default time to live implies expiry.
     pub(crate) fn all(&self) -> Vec<(String, u64)> {
-        let has = |name: &str| self.options.iter().any(|(given, _)| given == name);
-        let implied = (has("ttl-ms") && !has("expiry")).then(|| ("expiry".to_owned(), 1));
+        let is_implied = self.value("ttl-ms").is_some() && self.value("expiry").is_none();
+        let implied = is_implied.then(|| ("expiry".to_owned(), 1));
         self.options.iter().cloned().chain(implied).collect()
     }
 }

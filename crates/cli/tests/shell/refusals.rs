@@ -12,6 +12,7 @@ fn refused() -> Vec<(Vec<&'static str>, &'static str)> {
         put(&["--ttl", "0s"]),
         put(&["--option", "expiry=2"]),
         put(&["--option", "expiry=off", "--option", "ttl=5m"]),
+        put(&["--option", "expiry=off", "--ttl", "5m"]),
         put(&["--option", "merge=bogus"]),
         put(&["--option", "colour=1"]),
         put(&["-e", "flat", "--option", "branching=4"]),
@@ -73,4 +74,13 @@ fn a_server_that_cannot_listen_creates_no_database() {
     let sandbox = Sandbox::new();
     sandbox.run(&["serve", "db", "--flatrpc", "./no/such/dir/sock"]).exits(4);
     assert!(!sandbox.path("db").exists());
+}
+
+#[test]
+fn a_time_to_live_and_no_expiry_contradict_each_other() {
+    let sandbox = Sandbox::new();
+    let put = |args: &[&str]| sandbox.run(&[&["put", "db", "-k", "k", "a", "1"], args].concat());
+    put(&["--option", "expiry=off", "--ttl", "5m"]).exits(2).mentions("leave out one of them");
+    put(&["--option", "expiry=off", "--option", "ttl=5m"]).exits(2);
+    put(&["--option", "expiry=on", "--ttl", "5m"]).succeeds();
 }

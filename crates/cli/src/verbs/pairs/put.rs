@@ -39,6 +39,10 @@ const CHUNK: usize = 1 << 16;
 
 pub(crate) fn run(args: &Put) -> Result {
     args.creation.check()?;
+    if args.ttl.is_some() && args.creation.chosen.value("expiry") == Some(0) {
+        let why = "--ttl needs expiry, and --option expiry=off excludes it: leave out one of them";
+        return Err(Failure::Usage(why.to_owned()));
+    }
     let key = decode_argument(&args.key, args.hex)?;
     // Read first: a value that cannot be read creates nothing.
     let (first, mut rest): (Vec<u8>, Box<dyn Read>) = match args.value.as_encoded_bytes() {
