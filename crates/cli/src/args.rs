@@ -448,7 +448,7 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct WaitArgs {
     /// Seconds to wait while another process uses the database; 0 does not wait. The time starts
-    /// again when another process takes over the database
+    /// again when another process takes over the database, up to twelve times in total
     #[arg(long = "wait", value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub(crate) time: Duration,
 }

@@ -10,7 +10,8 @@
 //!
 //! The timeout counts from the last change of the owner, so that a command in a queue waits as long
 //! as the queue moves, and at most [`MAX_EXTENSION_FACTOR`] times its timeout. A change shows in
-//! the number in `LOCK`.
+//! the process id in `LOCK`. An attempt that gets the lock of `LOCK`, but not that of ROOT, writes
+//! the id of its process, which is then no change of the owner.
 //!
 //! The lock is polled. `flock` has no variant with a deadline, and no event reports its release
 //! everywhere: inotify reports the last close of a file, which a forked child delays, only on local
@@ -25,7 +26,7 @@ use sheaf_platform::disk::LockMode;
 use sheaf_platform::disk::lock_holder::LockQueueTurn;
 
 use crate::Error;
-use crate::ipc::read_lock_file;
+use crate::ipc::{pid_in, read_lock_file};
 
 /// Most times that the timeout is extended, as a multiple of itself.
 const MAX_EXTENSION_FACTOR: u32 = 12;
@@ -96,7 +97,12 @@ impl LockWait {
         loop {
             let (now, content) = (SystemClock.now(), read_lock_file(&self.dir).ok());
             if content != self.lock_content {
-                (self.lock_content, self.owner_since) = (content, now);
+                let owner = content.as_deref().and_then(pid_in);
+                if owner != Some(std::process::id()) && owner != self.lock_content.as_deref().and_then(pid_in)
+                {
+                    self.owner_since = now;
+                }
+                self.lock_content = content;
             }
             let left = (self.owner_since + self.limit)
                 .min(self.started + self.limit.saturating_mul(MAX_EXTENSION_FACTOR));

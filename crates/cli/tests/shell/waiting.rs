@@ -118,6 +118,29 @@ fn users_exclude_each_other_after_a_removal_of_the_lock_file() {
     sandbox.run(&["get", "db", "a"]).succeeds().prints("2");
 }
 
+/// Regression: an attempt changed LOCK, which counted as a new owner, so that a writer waited for
+/// twelve times its limit.
+#[test]
+fn the_limit_of_a_wait_is_not_extended_by_own_attempts() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    let copy = sandbox.path("copy");
+    let linked = Command::new("cp").arg("-al").arg(sandbox.path("db")).arg(&copy).status();
+    assert!(linked.expect("cp runs").success());
+    std::fs::remove_file(copy.join("LOCK")).expect("it exists");
+    let server = Process::server(&sandbox);
+    for verb in [
+        &["put", "copy", "a", "2"][..],
+        &["backup", "copy", "saved"],
+        &["convert", "copy", "--to", "flat"],
+        &["compact", "copy"],
+    ] {
+        let began = Instant::now();
+        let ran = sandbox.run(&[verb, &["--wait", "0.5"]].concat()).exits(4);
+        ran.mentions(&format!("in use by process {}", server.id()));
+        assert!(began.elapsed() < Duration::from_secs(4), "{verb:?} waited for {:?}", began.elapsed());
+    }
+}
+
 #[test]
 fn a_writer_waits_for_readers_and_then_names_one() {
     let sandbox = Sandbox::new();

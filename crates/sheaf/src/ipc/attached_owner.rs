@@ -541,7 +541,7 @@ fn connect_socket(dir: &Path, _lock: &[u8]) -> Result<Option<Stream>> {
 
 /// Returns the error for an owner that does not answer.
 fn unresponsive_error(dir: &Path, lock: &[u8]) -> Error {
-    let pid = std::str::from_utf8(lock).ok().and_then(|text| text.lines().next()?.parse().ok());
+    let pid = pid_in(lock);
     let process = pid.map(ProcessInfo::read_proc);
     Error::OwnerUnresponsive {
         path: dir.to_path_buf(),
@@ -550,6 +550,11 @@ fn unresponsive_error(dir: &Path, lock: &[u8]) -> Error {
         program: process.and_then(|process| process.program),
         waited: RESPONSE_TIMEOUT,
     }
+}
+
+/// Returns the process id in the content of a lock file.
+pub(crate) fn pid_in(lock: &[u8]) -> Option<u32> {
+    std::str::from_utf8(lock).ok()?.lines().next()?.parse().ok()
 }
 
 /// Returns the content of the lock file: the process id of the owner, and a number that no other

@@ -50,7 +50,7 @@ mod wire;
 pub use attach::ExportedSnapshot;
 pub(crate) use attach::open_attached;
 pub use attached_owner::AttachedOwner;
-pub(crate) use attached_owner::read_lock_file;
+pub(crate) use attached_owner::{pid_in, read_lock_file};
 #[doc(hidden)]
 pub use message::decode_and_reencode;
 pub(crate) use overview::overview;
