@@ -12,6 +12,7 @@ mod ipc;
 mod mistakes;
 mod pipes;
 mod refusals;
+mod repairs;
 mod served;
 mod streams;
 mod support;

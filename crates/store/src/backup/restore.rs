@@ -105,11 +105,14 @@ pub(super) fn restore_file(
         &FileRange { file: &*file, path: &place, offset: stored.offset, len: stored.database_len() },
         meter,
     )?;
-    match got == stored.checksum {
-        true => Ok(()),
-        false => {
-            let what = Damage::BadChecksum { expected: stored.checksum, got };
-            Err(Error::corrupt(&path, 0, "file of a backup", what))
-        }
+    if got != stored.checksum {
+        let what = Damage::BadChecksum { expected: stored.checksum, got };
+        return Err(Error::corrupt(&path, 0, "file of a backup", what));
     }
+    let len = source.len().during(IoOp::Measure, &path)?;
+    if len != stored.len {
+        let what = Damage::BadLength { got: len, max: stored.len };
+        return Err(Error::corrupt(&path, stored.len, "file of a backup", what));
+    }
+    Ok(())
 }
