@@ -131,16 +131,16 @@ impl Failure {
 fn remedy(error: &sheaf::Error) -> Option<&'static str> {
     use sheaf::Error;
     Some(match error {
-        Error::DatabaseNotFound { .. } => "`sheaf put` and `sheaf load` create one",
+        Error::DatabaseNotFound { .. } => "check the path; `sheaf put` and `sheaf load` create a database",
+        Error::InvalidArgument { argument: "option", .. } => {
+            "`sheaf engines` lists the options of each engine and those of all engines, among them ttl and merge"
+        }
         Error::NotABackup { .. } => "`sheaf backup` creates one",
         Error::KeyspaceNotFound { .. } => "`sheaf keyspaces` lists all keyspaces",
         Error::EngineMismatch { .. } => "`sheaf convert` changes the engine of a keyspace and its options",
-        Error::Unsupported { feature: "ranges", .. } => {
+        Error::Unsupported { feature: "ranges" | "reverse iteration" | "estimates of ranges", .. } => {
             "all engines but `flat` and `cedrus` keep keys in order, and `sheaf convert` changes the engine; \
              `sheaf scan` without --from, --to, --prefix and --reverse works with every engine"
-        }
-        Error::Unsupported { .. } => {
-            "`sheaf scan` without --from, --to, --prefix and --reverse works with every engine"
         }
         Error::Locked { .. } => {
             "`--wait SECONDS` sets a longer wait; if that process is `sheaf serve`, use `sheaf call`"

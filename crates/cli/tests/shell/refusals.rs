@@ -81,6 +81,26 @@ fn a_time_to_live_and_no_expiry_contradict_each_other() {
     let sandbox = Sandbox::new();
     let put = |args: &[&str]| sandbox.run(&[&["put", "db", "-k", "k", "a", "1"], args].concat());
     put(&["--option", "expiry=off", "--ttl", "5m"]).exits(2).mentions("leave out one of them");
-    put(&["--option", "expiry=off", "--option", "ttl=5m"]).exits(2);
+    put(&["--option", "expiry=off", "--option", "ttl=5m"]).exits(2).mentions("ttl-ms needs expiry=on");
     put(&["--option", "expiry=on", "--ttl", "5m"]).succeeds();
+}
+
+#[test]
+fn a_refusal_names_the_remedy() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    let ran = sandbox.run(&["verify", "nowhere"]).exits(4).mentions("check the path");
+    assert!(!ran.stderr().contains("sheaf put"), "{}", ran.stderr());
+    sandbox.run(&["get", "nowhere", "a"]).exits(4).mentions("check the path");
+    sandbox.run(&["put", "flat", "-e", "flat", "a", "1"]).succeeds();
+    sandbox.run(&["scan", "flat", "--reverse"]).exits(4).mentions("`sheaf convert` changes the engine");
+    sandbox.run(&["backup", "db", "flat"]).exits(4).mentions("is not empty; name a new or empty directory");
+    for (dir, files, store) in [
+        ("ldb", &["CURRENT", "MANIFEST-000002", "000003.log"][..], "LevelDB or RocksDB"),
+        ("mdb", &["data.mdb", "lock.mdb"], "LMDB"),
+    ] {
+        std::fs::create_dir(sandbox.path(dir)).expect("a directory");
+        files.iter().for_each(|file| sandbox.write(&format!("{dir}/{file}"), "x"));
+        let ran = sandbox.run(&["put", dir, "a", "1"]).exits(4).mentions("not a Sheaf database");
+        ran.mentions(store).mentions("`sheaf load`");
+    }
 }

@@ -263,7 +263,8 @@ fn not_empty_with_remedy(entries: &[DirEntry], dir: &Path) -> Error {
 
 /// Returns the error for a directory that must not be filled.
 pub(crate) fn not_empty_error(dir: &Path) -> Error {
-    Error::InvalidArgument { argument: "target", reason: format!("{} is not empty", dir.display()) }
+    let reason = format!("{} is not empty; name a new or empty directory", dir.display());
+    Error::InvalidArgument { argument: "target", reason }
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use sheaf_log::blob::Blobs;
 use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_platform::clock::Clock;
-use sheaf_platform::disk::{Disk, LockMode, LockOutcome, Permissions, create_dirs};
+use sheaf_platform::disk::{DirEntry, Disk, LockMode, LockOutcome, Permissions, create_dirs};
 use sheaf_platform::random::random_bits;
 use sheaf_platform::sync::{Mutex, epoch};
 
@@ -446,9 +446,15 @@ fn inspect_dir_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<Dir
         return Err(Error::NotADatabase { path: path.to_path_buf(), reason: why });
     }
     if let Some(foreign) = entries.iter().find(|e| !is_creation_file(&e.name)) {
-        let remedy = match entries.iter().any(|e| is_database_only_file(&e.name)) {
-            true => "if it was a database, `sheaf repair` salvages it",
-            false => "name a new or empty directory",
+        let remedy = match foreign_store(&entries) {
+            _ if entries.iter().any(|e| is_database_only_file(&e.name)) => {
+                "if it was a database, `sheaf repair` salvages it".to_owned()
+            }
+            Some(store) => format!(
+                "it is a database of {store}: export its pairs, and load them with `sheaf load` into a new \
+                 directory"
+            ),
+            None => "name a new or empty directory".to_owned(),
         };
         let why = format!("it has no ROOT file but contains {:?}; {remedy}", foreign.name);
         return Err(Error::NotADatabase { path: path.to_path_buf(), reason: why });
@@ -464,6 +470,17 @@ fn inspect_dir_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<Dir
         }
     }
     Ok(DirContent::Empty)
+}
+
+/// Returns the name of another key-value store if `entries` are the files of its database.
+fn foreign_store(entries: &[DirEntry]) -> Option<&'static str> {
+    let has = |name: &str| entries.iter().any(|entry| entry.name == name);
+    let has_manifest = entries.iter().any(|entry| entry.name.starts_with("MANIFEST-"));
+    match (has("CURRENT") && has_manifest, has("data.mdb")) {
+        (true, _) => Some("LevelDB or RocksDB"),
+        (_, true) => Some("LMDB"),
+        _ => None,
+    }
 }
 
 /// Creates a new database: directories, then both slots.

@@ -66,6 +66,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result {
         Err(Failure::Database(error)) if error.is_corrupt() => {
             (VerifyReport::default(), vec![VerifyFinding::from_error(error)])
         }
+        // The usual remedy, to create a database, is none for a check.
+        Err(Failure::Database(error @ Error::DatabaseNotFound { .. })) => {
+            return Err(Failure::Refused(format!("{error}; check the path")));
+        }
         Err(failure) => return Err(failure),
     };
     bar.finish_and_clear();
