@@ -150,7 +150,13 @@ fn an_estimate_prints_the_number_and_size_of_pairs() {
     let found = sandbox.run(&["scan", "db", "--prefix", "a", "--estimate", "--json"]).succeeds().json();
     assert_eq!(found, json!({ "pairs": 2, "bytes": 14 }));
     sandbox.run(&["put", "flat", "--engine", "flat", "k", "v"]).succeeds();
-    sandbox.run(&["scan", "flat", "--from", "a", "--estimate"]).exits(4).mentions("estimates of ranges");
+    let ran = sandbox.run(&["scan", "flat", "--from", "a", "--estimate"]).exits(4);
+    ran.mentions("estimates of ranges").mentions("sheaf convert");
+    for engine in ["flat", "flat-ordered", "cedrus", "flex", "delsm"] {
+        sandbox.run(&["put", "one", "-k", engine, "--engine", engine, "key", "value"]).succeeds();
+        let ran = sandbox.run(&["scan", "one", "-k", engine, "--estimate"]).succeeds();
+        ran.prints("about 1 pair of 8 bytes\n");
+    }
 }
 
 #[test]

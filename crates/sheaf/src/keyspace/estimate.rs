@@ -13,6 +13,8 @@ const COUNTED_PAIRS: f64 = 256.0;
 const MAX_COUNTED_PAIRS: usize = 1024;
 /// Values that are measured if no sample shows their size.
 const MEASURED_VALUES: usize = 8;
+/// Pairs of an engine without order that are measured.
+const SAMPLED_PAIRS: usize = 100;
 
 /// Approximate number and size of the pairs in a range
 /// ([`Keyspace::estimate_range`](crate::Keyspace::estimate_range)).
@@ -22,7 +24,7 @@ pub struct RangeEstimate {
     /// Number of pairs.
     pub pairs: u64,
     /// Bytes of their keys and values as they are stored: compressed, with the headers of their
-    /// records, in `flat-ordered`, `flex` and `delsm` without these headers.
+    /// records in `kreon`, without them in the other engines.
     pub bytes: u64,
 }
 
@@ -93,15 +95,30 @@ impl Keyspace {
                 let (first, end) = bounds.first_and_end();
                 return engine.estimate_range(&first, end.as_deref());
             }
-            Ok(RangeSum { pairs: to_f64(engine.len()?), bytes: to_f64(engine.log_bytes_needed()) })
+            Ok(RangeSum { pairs: to_f64(engine.len()?), bytes: 0.0 })
         })?;
+        if !self.capabilities()?.ordered {
+            let bytes = sum.pairs * self.sample_pair_bytes(bounds)?;
+            return Ok(RangeEstimate { pairs: rounded(sum.pairs), bytes: rounded(bytes) });
+        }
         if sum.pairs <= COUNTED_PAIRS
-            && self.capabilities()?.ordered
             && let Some(counted) = self.count_pairs(bounds, sum)?
         {
             return Ok(counted);
         }
         Ok(RangeEstimate { pairs: rounded(sum.pairs), bytes: rounded(sum.bytes) })
+    }
+
+    /// Returns the mean size of a pair of an engine without order. Such an engine lists its keys by
+    /// their hashes, so that the first ones are a random sample.
+    fn sample_pair_bytes(&self, bounds: &Bounds) -> Result<f64> {
+        let (mut pairs, mut bytes) = (0, 0);
+        for key in Keys(self.iterate(bounds.clone(), Projection::Keys)?).take(SAMPLED_PAIRS) {
+            let key = key?;
+            pairs += 1;
+            bytes += key.len() as u64 + self.size_of(&key)?.unwrap_or(0);
+        }
+        Ok(if pairs == 0 { 0.0 } else { to_f64(bytes) / to_f64(pairs) })
     }
 
     /// Counts the pairs in a range of about as many as `estimated`. Returns `None` if there are too
