@@ -234,20 +234,22 @@ impl EngineOptions {
         }
         for (name, value) in self.iter() {
             if let Some(operator) = name.strip_prefix(MERGE_PREFIX) {
-                if value != 1 || !is_operator_name(operator) {
+                if !is_operator_name(operator) {
                     return refused(format!(
-                        "{name:?}={value} names no merge operator; the value must be 1, and the name 1 to \
-                         {MAX_OPERATOR_NAME} letters, digits, '-', '_' and '.'"
+                        "merge={operator:?} names no merge operator: a name has 1 to {MAX_OPERATOR_NAME} \
+                         letters, digits, '-', '_' and '.'"
                     ));
+                }
+                if value != 1 {
+                    return refused(format!("{name}={value}: the value must be 1; merge={operator} sets it"));
                 }
                 continue;
             }
             let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
-                let known: Vec<String> = specs.iter().map(|spec| format!("({spec})")).collect();
-                return refused(match known.is_empty() {
-                    true => format!("{engine} has no option {name:?}; it has no options"),
-                    false => format!("{engine} has no option {name:?}; its options are {}", known.join(", ")),
-                });
+                let known: String = specs.iter().map(|spec| format!("({spec}), ")).collect();
+                return refused(format!(
+                    "{engine} has no option {name:?}; its options are {known}(merge: a merge operator)"
+                ));
             };
             if !spec.allows(value) {
                 return refused(format!("{engine} does not allow {name}={value} ({spec})"));

@@ -186,7 +186,7 @@ fn a_dump_keeps_expiry_times() {
         assert!(time(name, "a").is_u64() && time(name, "b").is_null());
         sandbox.run(&["dump", name]).succeeds().prints(&dump);
     }
-    sandbox.feed(&["load", "plain", "-"], &dump).exits(4).mentions("expiry=1");
+    sandbox.feed(&["load", "plain", "-"], &dump).exits(4).mentions("expiry=on");
     let plain = sandbox.run(&["dump", "db", "--plain"]).succeeds().stdout();
     assert!(plain.starts_with("a\tone\nb\ttwo\nc\tx"));
 }

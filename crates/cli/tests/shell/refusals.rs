@@ -86,6 +86,22 @@ fn a_time_to_live_and_no_expiry_contradict_each_other() {
 }
 
 #[test]
+fn refused_options_are_named_as_the_user_writes_them() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    let put = |option: &str| sandbox.run(&["put", "db", "-k", "k", "--option", option, "a", "1"]).exits(2);
+    put("merge=add,max").mentions("merge=\"add,max\" names no merge operator");
+    put("merge:add=2").mentions("the value must be 1");
+    put("colour=1").mentions("(merge: a merge operator)").mentions("among them ttl and merge");
+    let ran = sandbox.run(&["merge", "db", "a", "1"]).exits(4).mentions("has no merge operator");
+    ran.mentions("`sheaf convert db --keyspace default --to flex --option merge=OPERATOR`");
+    sandbox.run(&["convert", "db", "--to", "flex", "--option", "merge=append"]).succeeds();
+    sandbox.run(&["merge", "db", "a", "2"]).succeeds();
+    sandbox.run(&["get", "db", "a"]).succeeds().prints("12");
+    let listed = sandbox.run(&["keyspaces", "db", "--json"]).succeeds().json();
+    assert_eq!(listed[0]["options"], serde_json::json!({ "merge": "append" }));
+}
+
+#[test]
 fn a_refusal_names_the_remedy() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     let ran = sandbox.run(&["verify", "nowhere"]).exits(4).mentions("check the path");

@@ -547,7 +547,7 @@ fn ttl_prints_the_seconds_for_which_a_key_exists() {
     sandbox.run(&["ttl", "db", "-k", "s", "gone"]).exits(1).mentions("no key \"gone\"");
     sandbox.run(&["get", "db", "-k", "s", "gone"]).exits(1);
     sandbox.run(&["put", "db", "plain", "v"]).succeeds();
-    sandbox.run(&["put", "db", "--ttl", "1h", "plain", "w"]).exits(4).mentions("expiry=1");
+    sandbox.run(&["put", "db", "--ttl", "1h", "plain", "w"]).exits(4).mentions("expiry=on");
     sandbox.run(&["get", "db", "plain"]).succeeds().prints("v");
     sandbox.run(&["put", "db", "-k", "s", "--ttl", "0s", "k", "v"]).exits(4).mentions("zero");
     sandbox.run(&["put", "db", "-k", "d", "--option", "ttl=1h", "k", "v"]).succeeds();

@@ -184,7 +184,7 @@ impl MergeRegistry {
     pub(crate) fn of<'r>(&'r self, state: &'r KeyspaceState) -> Result<NamedOperator<'r>> {
         let keyspace = state.name();
         let reason = match state.options().merge_operator() {
-            None => format!("keyspace {keyspace:?} has no merge operator; create it with one"),
+            None => format!("keyspace {keyspace:?} has no merge operator; create it with one, or convert it"),
             Some(name) => match self.get(name) {
                 Some(operator) => return Ok(NamedOperator { keyspace: state, name, operator }),
                 None => format!(

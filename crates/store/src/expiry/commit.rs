@@ -74,7 +74,7 @@ impl CommitWrite<'_> {
 pub(crate) fn no_expiry_error(keyspace: &KeyspaceState) -> Error {
     let name = keyspace.name();
     let reason = format!(
-        "keyspace {name:?} has no expiry; only a new keyspace can get it, by the option {EXPIRY_OPTION}=1"
+        "keyspace {name:?} has no expiry; only a new keyspace can get it, by the option {EXPIRY_OPTION}=on"
     );
     Error::InvalidArgument { argument: "ttl", reason }
 }

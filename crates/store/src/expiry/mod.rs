@@ -119,7 +119,7 @@ pub(crate) fn keyspace_options_of(options: &EngineOptions) -> EngineOptions {
 /// Checks the combination of the options of a keyspace.
 pub(crate) fn check_combination(options: &EngineOptions) -> Result<()> {
     if options.get(TTL_OPTION).unwrap_or(0) > 0 && !has_expiry(options) {
-        let reason = format!("{TTL_OPTION} needs {EXPIRY_OPTION}=1");
+        let reason = format!("{TTL_OPTION} needs {EXPIRY_OPTION}=on");
         return Err(Error::InvalidArgument { argument: "option", reason });
     }
     Ok(())

@@ -49,7 +49,14 @@ pub(crate) fn describe(keyspace: &KeyspaceOverview) -> Json {
     let KeyspaceOverview { info, ordered, stats, counters, workload: load, .. } = keyspace;
     let mut object =
         json!({ "name": info.name, "id": info.id.0, "engine": info.engine, "damage": info.damage });
-    object["options"] = info.options.iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    object["options"] = info
+        .options
+        .iter()
+        .map(|(name, value)| match name.strip_prefix("merge:") {
+            Some(operator) => ("merge".to_owned(), json!(operator)),
+            None => (name.to_owned(), json!(value)),
+        })
+        .collect();
     if info.damage.is_none() {
         object["ordered"] = json!(ordered);
         object["keys"] = json!(stats.keys);

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::Args;
-use sheaf::{Durability, Error};
+use sheaf::{Durability, Error, Keyspace};
 
 use super::integers;
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
@@ -41,6 +41,7 @@ pub(crate) fn run(args: &Merge) -> Result {
         integers::parse(&args.operand)?; // before the keyspace is created
     }
     open(args, asked)?.write_once(|keyspace| {
+        check_has_operator(args, keyspace)?;
         let operand = match args.integer || (integers::is_added(keyspace) && !args.hex) {
             true => integers::encode(keyspace, integers::parse(&args.operand)?),
             false => bytes,
@@ -51,6 +52,20 @@ pub(crate) fn run(args: &Merge) -> Result {
         }
         Ok(())
     })
+}
+
+/// Fails if the keyspace has no merge operator.
+fn check_has_operator(args: &Merge, keyspace: &Keyspace) -> Result {
+    if keyspace.options().merge_operator().is_some() {
+        return Ok(());
+    }
+    let (name, engine) = (&args.target.keyspace, keyspace.engine());
+    let operators = sheaf::merge_operators().join(", ");
+    Err(Failure::Refused(format!(
+        "keyspace {name:?} has no merge operator; `sheaf convert {} --keyspace {name} --to {engine} --option \
+         merge=OPERATOR` gives it one, with one of {operators}",
+        args.target.database_args.database.display()
+    )))
 }
 
 /// Opens the database and the keyspace. Creates them only if the arguments name an operator: a
