@@ -136,6 +136,19 @@ impl CreateArgs {
     }
 }
 
+/// Fails if the parent directory of `target`, a new directory, does not exist: its file system may
+/// not be mounted.
+pub(crate) fn check_parent(target: &Path) -> Result {
+    let absolute = std::path::absolute(target).map_err(Failure::stream("find", target))?;
+    match absolute.parent() {
+        Some(parent) if !parent.exists() => {
+            let (target, parent) = (target.display(), parent.display());
+            Err(Failure::Refused(format!("cannot create {target}: there is no directory {parent}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Fails if there is no engine of this name.
 pub(crate) fn check_engine(name: &str) -> Result {
     let known = sheaf::engines();

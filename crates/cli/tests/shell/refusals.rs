@@ -102,6 +102,17 @@ fn refused_options_are_named_as_the_user_writes_them() {
 }
 
 #[test]
+fn a_target_below_a_missing_directory_is_refused() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    sandbox.run(&["backup", "db", "monday"]).succeeds();
+    for args in [["backup", "db"], ["restore", "monday"], ["repair", "db"], ["repair", "monday"]] {
+        let ran = sandbox.run(&[&args[..], &["disk/new"]].concat()).exits(4);
+        ran.mentions("cannot create disk/new: there is no directory");
+        assert!(!sandbox.path("disk").exists(), "{args:?}");
+    }
+}
+
+#[test]
 fn a_refusal_names_the_remedy() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     let ran = sandbox.run(&["verify", "nowhere"]).exits(4).mentions("check the path");

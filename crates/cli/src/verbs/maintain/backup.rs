@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::num::NonZeroU64;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -13,6 +13,7 @@ use sheaf::{BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport
 use crate::args::{CopyModeArgs, DatabaseArgs};
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
+use crate::open::check_parent;
 use crate::output::{Stopwatch, byte_bar, stdout, time};
 use crate::text_format::{many, parse_size, size};
 
@@ -45,7 +46,7 @@ pub(crate) struct Restore {
     /// Directory of the backup
     #[arg(value_name = "BACKUP")]
     pub(crate) backup: PathBuf,
-    /// Directory of the new database, which must be new or empty
+    /// Directory of the new database, which must be new or empty; its parent directory must exist
     #[arg(value_name = "DATABASE")]
     pub(crate) database: PathBuf,
     #[command(flatten)]
@@ -80,18 +81,6 @@ fn parse_rate(text: &str) -> std::result::Result<BackupRate, String> {
     }
     let rate = parse_size(text).ok().and_then(NonZeroU64::new);
     rate.map(BackupRate::BytesPerSecond).ok_or_else(|| "expected a size such as 100MiB, or full".to_owned())
-}
-
-/// Fails if the parent directory of the backup does not exist: its file system may not be mounted.
-fn check_parent(backup: &Path) -> Result {
-    let absolute = std::path::absolute(backup).map_err(Failure::stream("find", backup))?;
-    match absolute.parent() {
-        Some(parent) if !parent.exists() => {
-            let (backup, parent) = (backup.display(), parent.display());
-            Err(Failure::Refused(format!("cannot create {backup}: there is no directory {parent}")))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Makes the backup in the process that has the database open, or in this process.
@@ -135,6 +124,7 @@ fn on_read_only_volume(failure: Failure, args: &Backup) -> Failure {
 }
 
 pub(crate) fn restore(args: &Restore) -> Result {
+    check_parent(&args.database)?;
     let watch = Stopwatch::start();
     let bar = byte_bar("restore", 0);
     let interrupt = Interrupt::watch()?;

@@ -28,6 +28,7 @@ use sheaf::{
 use crate::args::{CopyModeArgs, WaitArgs};
 use crate::failure::{Failure, Result, combine};
 use crate::interrupt::Interrupt;
+use crate::open::check_parent;
 use crate::output::{Stopwatch, byte_bar, stdout, time};
 use crate::text_format::parse_size;
 use crate::text_format::{self, escape, many};
@@ -38,7 +39,7 @@ pub(crate) struct Repair {
     /// Directory of the damaged database or backup
     #[arg(value_name = "DAMAGED")]
     pub(crate) damaged: PathBuf,
-    /// Directory of the new database, which must be new or empty
+    /// Directory of the new database, which must be new or empty; its parent directory must exist
     #[arg(value_name = "NEW")]
     pub(crate) new: PathBuf,
     /// Also write doubtful pairs, for which a damaged place may contain a newer version
@@ -60,6 +61,7 @@ pub(crate) struct Repair {
 }
 
 pub(crate) fn run(args: &Repair) -> Result {
+    check_parent(&args.new)?;
     let watch = Stopwatch::start();
     let bar = byte_bar("repair", 0);
     let mut report = FindingWriter::new(args)?;
