@@ -105,7 +105,7 @@ use sheaf_engine::views::ViewSlots;
 use sheaf_log::root::Root;
 use sheaf_log::types::{Durability, Incarnation, LogId, MAX_BATCH, Seq, StoreId};
 use sheaf_platform::clock::Clock;
-use sheaf_platform::disk::Disk;
+use sheaf_platform::disk::{Disk, is_moved};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::{event, span};
@@ -337,6 +337,8 @@ impl Store {
     /// Poisons the database: every later write fails. Called after a failure, if the kernel may
     /// hold some of its data.
     pub(crate) fn poison(&self, cause: PoisonCause) -> Error {
+        // The failure is a consequence of the move: its remedy is another one.
+        let cause = if is_moved(&self.dir) { PoisonCause::MovedDirectory } else { cause };
         event!(ERROR, "the database refuses writes from now on", cause = cause.name());
         self.health.mark_poisoned(cause);
         self.sync.round.wake();

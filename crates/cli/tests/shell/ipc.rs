@@ -166,3 +166,22 @@ fn a_reader_that_runs_during_a_rename_reads_the_old_keyspace_to_its_end() {
     sandbox.run(&["dump", "db", "-k", "words", "--plain"]).succeeds().prints("other\t1\n");
     db.close().expect("it closes");
 }
+
+#[test]
+fn a_moved_database_is_refused_by_that_reason() {
+    let sandbox = sandbox();
+    let application = Application::start(&sandbox);
+    std::fs::rename(sandbox.path("db"), sandbox.path("moved")).expect("it can be moved");
+    let reason = "its directory was moved or replaced while it was open";
+    for args in [&["get", "moved", "a"][..], &["verify", "moved"], &["backup", "moved", "copy"]] {
+        let ran = sandbox.run(args).exits(4).mentions(reason);
+        ran.mentions("the process that has it open must close it, then open it where it is now");
+    }
+    // A write is refused once a sync in the background has failed.
+    let put = || sandbox.run(&["call", "./sock", "put", "d", "4"]);
+    let refused = std::iter::repeat_with(put).take(1000).find(|ran| !ran.0.status.success());
+    refused.expect("a sync fails").exits(4).mentions(reason);
+    assert!(sandbox.run(&["top", "moved", "--once"]).succeeds().stdout().contains(reason));
+    application.kill();
+    sandbox.run(&["get", "moved", "a"]).succeeds().prints("1");
+}

@@ -102,6 +102,11 @@ pub(super) fn check_owned(path: &Path) -> io::Result<()> {
     ))
 }
 
+/// Returns whether this process has locked files in `dir`, and none of them is in its place.
+pub(super) fn is_moved(dir: &Path) -> bool {
+    check_owned(&dir.join("file")).is_err()
+}
+
 /// Must be called after this process has renamed `from` to `to`.
 pub(super) fn note_rename(from: &Path, to: &Path) {
     with_owned(|owned| {

@@ -442,6 +442,20 @@ pub fn remove_tree(disk: &dyn Disk, dir: &Path) -> Result<()> {
     disk.remove_dir(dir).during(IoOp::Remove, dir)
 }
 
+/// Returns whether this process has a database in `dir` open whose directory was moved or replaced.
+/// The real disk then refuses to open files and to change names below `dir`.
+#[must_use]
+pub fn is_moved(dir: &Path) -> bool {
+    #[cfg(unix)]
+    let is_moved = flock::is_moved(dir);
+    #[cfg(not(unix))]
+    let is_moved = {
+        let _ = dir;
+        false // Windows does not move the directory of an open file
+    };
+    is_moved
+}
+
 /// Alignment of a direct write in bytes. It applies to the length, the address in memory and the
 /// offset in the file.
 pub const PAGE: usize = 4096;

@@ -16,20 +16,23 @@ pub enum PoisonCause {
     Commit,
     /// A panic in a background thread.
     BackgroundWork,
+    /// The directory of the database was moved or replaced while the database was open.
+    MovedDirectory,
 }
 
 impl PoisonCause {
     /// All values.
-    pub const ALL: [PoisonCause; 6] = [
+    pub const ALL: [PoisonCause; 7] = [
         PoisonCause::Sync,
         PoisonCause::RootSync,
         PoisonCause::Append,
         PoisonCause::LogRotation,
         PoisonCause::Commit,
         PoisonCause::BackgroundWork,
+        PoisonCause::MovedDirectory,
     ];
 
-    /// Returns the name for a message: "after a failed NAME".
+    /// Returns the name, for output and tools.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,6 +42,17 @@ impl PoisonCause {
             PoisonCause::LogRotation => "log rotation",
             PoisonCause::Commit => "commit",
             PoisonCause::BackgroundWork => "background work",
+            PoisonCause::MovedDirectory => "moved directory",
+        }
+    }
+
+    /// Returns the cause and the remedy, for a message: "the database refuses writes REASON".
+    pub(super) fn reason_and_remedy(self) -> String {
+        match self {
+            PoisonCause::MovedDirectory => "because its directory was moved or replaced while it was open; the \
+                                            process that has it open must close it, then open it where it is now"
+                .to_owned(),
+            cause => format!("after a failed {cause}; reopen it"),
         }
     }
 }

@@ -145,7 +145,11 @@ pub enum Error {
     /// Reads continue, with one exception. After a panic in the middle of a commit
     /// ([`PoisonCause::Commit`]) they fail too, since they could see half of the commit. After a
     /// panic in a background thread the cause is [`PoisonCause::BackgroundWork`].
-    #[error("the database refuses writes after a failed {cause}; reopen it")]
+    ///
+    /// If another program moved or replaced the directory, the cause is
+    /// [`PoisonCause::MovedDirectory`]: files below the old path may belong to another database, so
+    /// the database creates no more.
+    #[error("the database refuses writes {}", cause.reason_and_remedy())]
     Poisoned {
         /// The failure.
         cause: PoisonCause,

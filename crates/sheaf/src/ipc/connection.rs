@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use sheaf_platform::disk::exported::{ByteSource, ExportedExtent, ExportedItem};
+use sheaf_platform::disk::is_moved;
+use sheaf_platform::error::PoisonCause;
 use sheaf_store::{ExportedState, KeyspaceState, Store};
 
 use super::connection_state::{ConnectionActivity, ConnectionState};
@@ -54,12 +56,19 @@ pub(super) fn serve(
         };
         let is_sent = match done {
             Ok(()) => true,
+            // The other errors name files at the old path.
+            Err(_) if is_moved(store.path()) => handler.send(&IpcReply::Failed(moved_error())),
             Err(error) => handler.send(&IpcReply::Failed(error)),
         };
         if !is_sent {
             return;
         }
     }
+}
+
+/// Returns the error of a database after a move of its directory.
+fn moved_error() -> Error {
+    Error::Poisoned { cause: PoisonCause::MovedDirectory }
 }
 
 /// Sends the hello, and waits for that of the client.
@@ -134,6 +143,8 @@ impl RequestHandler<'_> {
                 self.send_or_cancel(&IpcReply::Estimate(self.store.estimate_conversion(&state)?))
             }
             IpcRequest::Compact { keyspace } => self.compact(keyspace),
+            // Every file would count as damaged.
+            IpcRequest::Verify if is_moved(self.store.path()) => Err(moved_error()),
             IpcRequest::Verify => self.verify(),
             IpcRequest::Persist => {
                 self.store.persist()?;

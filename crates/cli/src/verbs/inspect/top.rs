@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use clap::Args;
-use sheaf::{AttachedOwner, DatabaseOverview, KeyspaceOverview, Latency, LogStats};
+use sheaf::{AttachedOwner, DatabaseOverview, Error, KeyspaceOverview, Latency, LogStats};
 
 use crate::failure::{Failure, Result};
 use crate::output::{HEADING, NAME, Stopwatch, on_stdout, stdout, time};
@@ -249,8 +249,8 @@ fn summary(page: &mut String, args: &Top, all: &SamplePair<'_, DatabaseOverview>
         many(stats.checkpoints, "checkpoint"),
         size(stats.checkpoint_bytes)
     );
-    if let Some(op) = stats.poisoned {
-        let _ = writeln!(page, "  refuses writes after a failed {op}");
+    if let Some(cause) = stats.poisoned {
+        let _ = writeln!(page, "  {}", Error::Poisoned { cause });
     }
 }
 
