@@ -131,3 +131,15 @@ fn a_refusal_names_the_remedy() {
         ran.mentions(store).mentions("`sheaf load`");
     }
 }
+
+#[test]
+fn a_directory_in_place_of_the_lock_file_is_named_with_the_remedy() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    std::fs::remove_file(sandbox.path("db/LOCK")).expect("it exists");
+    std::fs::create_dir(sandbox.path("db/LOCK")).expect("a directory");
+    sandbox.run(&["put", "db", "a", "2"]).exits(4).mentions("it is a directory").mentions("remove it");
+    sandbox.run(&["get", "db", "a"]).exits(4).mentions("remove it");
+    std::fs::remove_dir(sandbox.path("db/LOCK")).expect("it is empty");
+    sandbox.run(&["top", "db", "--once"]).exits(4).mentions("db has no file LOCK");
+    sandbox.run(&["put", "db", "a", "2"]).succeeds();
+}

@@ -203,6 +203,9 @@ fn try_lock(path: &Path, share: LockMode, mode: u32) -> io::Result<Option<LockOu
         Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
             return Err(not_a_lock_file("a symbolic link"));
         }
+        Err(e) if e.raw_os_error() == Some(Errno::ISDIR.raw_os_error()) => {
+            return Err(not_a_lock_file("a directory"));
+        }
         opened => opened?,
     };
     if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {

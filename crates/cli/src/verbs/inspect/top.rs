@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -40,13 +40,7 @@ const REST_OF_LINE: &str = "\x1b[K";
 const REST_OF_SCREEN: &str = "\x1b[J";
 
 pub(crate) fn run(args: &Top) -> Result {
-    let not_open = || {
-        Failure::Refused(format!(
-            "no process has {} open and allows others to attach; use `sheaf stats`",
-            args.database.display()
-        ))
-    };
-    let mut owner = AttachedOwner::connect(&args.database)?.ok_or_else(not_open)?;
+    let mut owner = AttachedOwner::connect(&args.database)?.ok_or_else(|| not_open(&args.database))?;
     let (_end, tick) = mpsc::channel::<()>();
     let mut before: Option<TopSample> = None;
     loop {
@@ -60,6 +54,18 @@ pub(crate) fn run(args: &Top) -> Result {
         before = Some(TopSample { all, watch });
         let _ = tick.recv_timeout(args.interval); // no sender: waits until the timeout
     }
+}
+
+/// Returns the failure if no process was found that has the database open.
+fn not_open(database: &Path) -> Failure {
+    let shown = database.display();
+    if database.join("ROOT.0").exists() && !database.join("LOCK").exists() {
+        return Failure::Refused(format!(
+            "{shown} has no file LOCK, so a process that has it open cannot be found; restart that process: it \
+             creates the file"
+        ));
+    }
+    Failure::Refused(format!("no process has {shown} open and allows others to attach; use `sheaf stats`"))
 }
 
 /// Previous sample.
