@@ -94,9 +94,10 @@ pub fn repair(
     let permissions = options.permissions.or_else(|| Permissions::of_copy(&*disk, from, &copied));
     let disk = permissions.unwrap_or_default().on(disk);
     let options = &StoreOptions { permissions, ..options.clone() };
-    let mut target = OutputDir::claim_for_database(&*disk, to)?;
-    let mut damages = DamageList::default();
     let copy_path = copy_path(&normalized(to)?);
+    let mut target = OutputDir::claim_for_database(&*disk, to)
+        .map_err(|error| name_left_copy(&*disk, error, &copy_path))?;
+    let mut damages = DamageList::default();
     let backup = salvage_backup(&*disk, (from, &copy_path), &mut repair, &mut damages)?;
     let given = from;
     let (from, lock, root) = match &backup {
@@ -125,6 +126,7 @@ pub fn repair(
     let out = target.open_database(|| {
         RepairOutput::new(to, writing, (&disk, &clock), factories, &opened.sources, &mut repair, damages)
     })?;
+    let out = out.with_paths_in(&copy_path, given);
     let written = Arc::clone(&out.store);
     let report = copy_all(&store, &root, &opened, out);
     // Background threads may use the new database during a step. A failed repair could not lock it
@@ -145,6 +147,21 @@ fn copy_path(to: &Path) -> PathBuf {
     let mut name = to.file_name().unwrap_or_default().to_owned();
     name.push(".salvaged");
     to.with_file_name(name)
+}
+
+/// Adds the copy of a backup to the error for a target of a repair that was killed.
+fn name_left_copy(disk: &dyn Disk, error: Error, copy: &Path) -> Error {
+    let is_left = || disk.list(copy).is_ok_and(|entries| check_finished(disk, copy, &entries).is_err());
+    match error {
+        Error::NotADatabase { path, .. } if is_left() => {
+            let reason = format!(
+                "it is an unfinished repair; remove it, remove {}, and run the command again",
+                copy.display()
+            );
+            Error::NotADatabase { path, reason }
+        }
+        other => other,
+    }
 }
 
 /// Copies the readable part of a backup. Returns `None` if `from` is not a backup, or if the list

@@ -4,7 +4,7 @@
 //! its own, pairs bypass the log as long as they come in key order. Otherwise they are committed.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::open::{SourceKeyspace, into_damage};
@@ -55,6 +55,8 @@ pub(super) struct RepairOutput<'a, 'o> {
     pub(super) damages: DamageList,
     writers: Vec<Option<IngestWriter>>,
     options: &'a mut RepairOptions<'o>,
+    /// Directory that is read, and the one that errors name instead.
+    reported_dirs: Option<(PathBuf, PathBuf)>,
     progress: RepairProgress,
     reported: RepairProgress,
 }
@@ -76,6 +78,7 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         }
         let of_space = |source: &SourceKeyspace| KeyspaceRepair {
             name: source.name.clone(),
+            is_name_lost: source.is_unnamed,
             id: source.id,
             engine: source.engine_name.clone(),
             index_error: source.index_error.clone(),
@@ -89,6 +92,7 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
             damages,
             writers: sources.iter().map(|_| None).collect(),
             options: repair,
+            reported_dirs: None,
             progress: RepairProgress::default(),
             reported: RepairProgress::default(),
         })
@@ -148,6 +152,12 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         writer.keyspace().engine()?.contains(Seq::LATEST, key)
     }
 
+    /// Lets the findings name the directory `to` instead of `from`.
+    pub(super) fn with_paths_in(mut self, from: &Path, to: &Path) -> RepairOutput<'a, 'o> {
+        self.reported_dirs = Some((from.to_path_buf(), to.to_path_buf()));
+        self
+    }
+
     /// Handles a pair: writes it if it is certain, or if doubtful pairs are wanted.
     pub(super) fn put_pair(
         &mut self,
@@ -200,7 +210,8 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         }
         self.repairs[at].lost += 1;
         self.damages.note_error(why);
-        self.report_finding(at, key, seq, RepairOutcome::Lost { error: why });
+        let moved = self.reported_dirs.as_ref().and_then(|(from, to)| with_path_in(why, from, to));
+        self.report_finding(at, key, seq, RepairOutcome::Lost { error: moved.as_ref().unwrap_or(why) });
         Ok(())
     }
 
@@ -269,4 +280,12 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         repairs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok((repairs, self.damages))
     }
+}
+
+/// Returns a copy of `error` with the directory `from` replaced by `to`. Returns `None` if its file
+/// is elsewhere.
+fn with_path_in(error: &Error, from: &Path, to: &Path) -> Option<Error> {
+    let Error::Corrupt { path, offset, structure, damage } = error else { return None };
+    let path = to.join(path.strip_prefix(from).ok()?);
+    Some(Error::Corrupt { path, offset: *offset, structure, damage: damage.clone() })
 }

@@ -137,6 +137,8 @@ pub struct DamagedFile {
 pub struct KeyspaceRepair {
     /// Name of the keyspace; `lost-<number>` if it is unknown.
     pub name: String,
+    /// True if the name is unknown.
+    pub is_name_lost: bool,
     /// Number of the keyspace in the damaged database.
     pub id: KeyspaceId,
     /// Name of the engine.
@@ -205,8 +207,16 @@ impl RepairReport {
 }
 
 impl RepairReport {
-    /// Replaces the directory `from` by `to` in all paths.
+    /// Replaces the directory `from` by `to` in all paths and texts.
     pub(super) fn with_paths_in(mut self, from: &Path, to: &Path) -> RepairReport {
+        let (from_text, to_text) = (from.display().to_string(), to.display().to_string());
+        let descriptions = self.damaged_files.iter_mut().map(|part| &mut part.description);
+        let reasons = self.keyspaces.iter_mut().flat_map(|keyspace| {
+            let ranges = keyspace.unreadable_ranges.iter_mut().map(|range| &mut range.reason);
+            let records = keyspace.lost_records.iter_mut().map(|records| &mut records.reason);
+            ranges.chain(records).chain(&mut keyspace.index_error)
+        });
+        descriptions.chain(reasons).for_each(|text| *text = text.replace(&from_text, &to_text));
         let damaged = self.damaged_files.iter_mut().map(|part| &mut part.path);
         let lost = self.keyspaces.iter_mut().flat_map(|keyspace| &mut keyspace.lost_records);
         for path in damaged.chain(lost.map(|records| &mut records.path)) {

@@ -238,6 +238,12 @@ fn summarize(args: &Repair, done: &RepairReport, watch: &Stopwatch) -> Result {
             false => writeln!(out, "{}", keyspace_text(keyspace, args.keep_doubtful))?,
         }
     }
+    if !args.json && done.keyspaces.iter().any(|keyspace| keyspace.is_name_lost) {
+        writeln!(
+            out,
+            "a keyspace without its name is called lost-NUMBER: `sheaf rename` gives it another name"
+        )?;
+    }
     let certain = done.keyspaces.iter().map(|keyspace| keyspace.certain).sum();
     if args.json {
         let object = json!({
@@ -265,6 +271,7 @@ fn summarize(args: &Repair, done: &RepairReport, watch: &Stopwatch) -> Result {
 fn keyspace_json(keyspace: &KeyspaceRepair) -> serde_json::Value {
     let KeyspaceRepair {
         name,
+        is_name_lost: nameless,
         engine,
         certain,
         doubtful,
@@ -275,8 +282,8 @@ fn keyspace_json(keyspace: &KeyspaceRepair) -> serde_json::Value {
         ..
     } = keyspace;
     json!({
-        "kind": "keyspace", "name": name, "engine": engine, "whole": keyspace.is_complete(), "certain": certain,
-        "doubtful": doubtful, "lost": lost, "unnamed": unnamed, "more lost": and_more, "unindexed": unindexed
+        "kind": "keyspace", "name": name, "name lost": nameless, "engine": engine, "whole": keyspace.is_complete(),
+        "certain": certain, "doubtful": doubtful, "lost": lost, "unnamed": unnamed, "more lost": and_more, "unindexed": unindexed
     })
 }
 
@@ -284,6 +291,9 @@ fn keyspace_text(keyspace: &KeyspaceRepair, kept: bool) -> String {
     let mut line = String::new();
     escape(keyspace.name.as_bytes(), &mut line);
     line.push_str(&format!("\t{}\t{} certain", keyspace.engine, keyspace.certain));
+    if keyspace.is_name_lost {
+        line.push_str(", its name is lost");
+    }
     if keyspace.is_complete() {
         line.push_str(", whole");
     }
