@@ -6,6 +6,8 @@
 use std::io;
 use std::path::Path;
 
+use crate::error_numbers::{EAGAIN, EDQUOT, EINTR, EIO, EMFILE, ENOSPC};
+
 /// Classes of calls that a fault can select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallClass {
@@ -80,14 +82,14 @@ pub enum FaultKind {
 impl FaultKind {
     pub(super) fn to_error(self, class: CallClass) -> io::Error {
         io::Error::from_raw_os_error(match self {
-            FaultKind::NoSpace => libc::ENOSPC,
-            FaultKind::Quota => libc::EDQUOT,
-            FaultKind::TooManyOpen => libc::EMFILE,
-            FaultKind::Interrupted => libc::EINTR,
-            FaultKind::Again => libc::EAGAIN,
+            FaultKind::NoSpace => ENOSPC,
+            FaultKind::Quota => EDQUOT,
+            FaultKind::TooManyOpen => EMFILE,
+            FaultKind::Interrupted => EINTR,
+            FaultKind::Again => EAGAIN,
             FaultKind::NoProgress if class == CallClass::Read => return io::ErrorKind::UnexpectedEof.into(),
             FaultKind::NoProgress if class == CallClass::Write => return io::ErrorKind::WriteZero.into(),
-            FaultKind::Io | FaultKind::Torn { .. } | FaultKind::NoProgress | FaultKind::Panic => libc::EIO,
+            FaultKind::Io | FaultKind::Torn { .. } | FaultKind::NoProgress | FaultKind::Panic => EIO,
         })
     }
 }

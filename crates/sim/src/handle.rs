@@ -4,14 +4,14 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::content;
 use super::volume::Ino;
 use super::{CallClass, FaultKind, SimCall, SimDisk, SimMachine};
-use sheaf_platform::disk::descriptors::{Backend, DescriptorPin, FileIdentity, OpenedFd, OwnedHandle};
+use crate::error_numbers::{EBADF, EMFILE};
+use sheaf_platform::disk::descriptors::{Backend, DescriptorPin, FileIdentity, OpenedFd, OwnedHandle, RawFd};
 use sheaf_platform::disk::{File, OpenMode, SECTOR, Volume};
 
 /// The simulated volume as a whole.
@@ -93,7 +93,7 @@ impl Backend for SimBackend {
         let ino = {
             let machine = self.0.shared.machine.lock();
             if machine.descriptors.len() >= machine.most_descriptors {
-                return Err(io::Error::from_raw_os_error(libc::EMFILE));
+                return Err(io::Error::from_raw_os_error(EMFILE));
             }
             drop(machine);
             self.0.open_node(path, open_mode)?
@@ -108,7 +108,7 @@ impl Backend for SimBackend {
     fn sync(&self, fd: RawFd) -> io::Result<()> {
         let machine = self.0.shared.machine.lock();
         let Some(descriptor) = machine.descriptors.get(&fd) else {
-            return Err(io::Error::from_raw_os_error(libc::EBADF));
+            return Err(io::Error::from_raw_os_error(EBADF));
         };
         let (ino, path) = (descriptor.ino, Arc::clone(&descriptor.path));
         drop(machine);
@@ -197,7 +197,7 @@ impl SimFile {
     fn writable(&self) -> io::Result<()> {
         match self.is_writable {
             true => Ok(()),
-            false => Err(io::Error::from_raw_os_error(libc::EBADF)),
+            false => Err(io::Error::from_raw_os_error(EBADF)),
         }
     }
 

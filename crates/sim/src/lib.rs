@@ -30,6 +30,7 @@
 
 mod content;
 mod cut;
+mod error_numbers;
 mod fault;
 mod handle;
 mod inode;
@@ -42,7 +43,6 @@ mod volume;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -54,8 +54,7 @@ pub use self::fault::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat};
 use self::handle::{SimBackend, SimDescriptor, SimFile, SimLockGuard, SimVolume};
 use self::page_cache::PageCache;
 use self::volume::{Ino, VolumeState};
-use sheaf_platform::disk::bounded::BoundedVolume;
-use sheaf_platform::disk::descriptors::{Backend, Descriptors};
+use sheaf_platform::disk::descriptors::{Backend, BoundedVolume, Descriptors, RawFd};
 use sheaf_platform::disk::{
     DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, SECTOR, cached_reads,
 };

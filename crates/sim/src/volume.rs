@@ -21,6 +21,7 @@ use siphasher::sip::SipHasher13;
 
 use super::AfterFailedSync;
 use super::content::{BLOCK, FileContent};
+use super::error_numbers::ENOSPC;
 use super::inode::Inode;
 use super::random::SimRandom;
 use sheaf_platform::disk::DirEntry;
@@ -400,7 +401,7 @@ impl VolumeState {
         let (op, is_paranoid) = (self.op, self.is_paranoid);
         self.change_file(ino, |file| file.write(op, offset, fitting, is_paranoid));
         match first_unfit {
-            Some(_) => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            Some(_) => Err(io::Error::from_raw_os_error(ENOSPC)),
             None => Ok(()),
         }
     }
@@ -413,7 +414,7 @@ impl VolumeState {
     pub(super) fn allocate(&mut self, ino: Ino, len: u64) -> io::Result<()> {
         let needed = self.file(ino).cache().holes(0..len).count() as u64;
         if needed > self.capacity.saturating_sub(self.used) {
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            return Err(io::Error::from_raw_os_error(ENOSPC));
         }
         let op = self.op;
         self.change_file(ino, |file| file.allocate(op, len));
@@ -600,5 +601,5 @@ fn parts(path: &Path) -> io::Result<Vec<&str>> {
 /// Returns the components of a path. Every call looks up a path, so this does not allocate.
 fn path_components(path: &Path) -> io::Result<impl Iterator<Item = &str> + Clone> {
     let text = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
-    Ok(text.split('/').filter(|word| !word.is_empty() && *word != "."))
+    Ok(text.split(std::path::is_separator).filter(|word| !word.is_empty() && *word != "."))
 }

@@ -5,7 +5,7 @@
 //! close an idle one.
 
 use std::io;
-use std::os::fd::{IntoRawFd, RawFd};
+use std::os::fd::IntoRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::process::{Resource, getrlimit};
 
-use super::descriptors::{Backend, Descriptors, OpenedFd};
+use super::descriptors::{Backend, BoundedVolume, Descriptors, OpenedFd, RawFd};
 use super::real::{self, RealDisk};
 use super::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume};
 
@@ -151,24 +151,5 @@ impl Disk for BoundedDisk {
 
     fn cpu_time(&self) -> Option<Duration> {
         self.real.cpu_time()
-    }
-}
-
-/// A file system. Its sync covers every open file.
-#[derive(Debug)]
-pub struct BoundedVolume {
-    /// The volume without the bound.
-    pub beneath: Arc<dyn Volume>,
-    /// The bound.
-    pub descriptors: Arc<Descriptors>,
-}
-
-impl Volume for BoundedVolume {
-    fn sync(&self) -> io::Result<()> {
-        self.descriptors.check_syncs()?;
-        let covered = self.descriptors.all_marks();
-        self.beneath.sync()?;
-        covered.iter().for_each(|(handle, marks)| handle.note_sync(*marks));
-        Ok(())
     }
 }

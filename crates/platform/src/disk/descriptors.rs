@@ -27,22 +27,24 @@
 //!
 //! One mutex for opening, closing and names. A leaf in the lock order; never held in a sync.
 
+#[cfg_attr(windows, expect(dead_code, reason = "only simulated disks have descriptors there"))]
 mod handle;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod names;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::ops::Bound;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 pub use self::handle::{DescriptorPin, FileHandle, OwnedHandle, SyncMarks};
 use self::handle::{HandleOwner, NONE, OPEN};
 use self::names::FileNames;
+pub use self::volume::BoundedVolume;
 pub use super::FileIdentity;
 use super::{DescriptorStats, MIN_OPEN_FILES, OpenMode};
 use crate::error::Error;
@@ -52,6 +54,9 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// Most early syncs for one descriptor, in case writers dirty each file again.
 const EARLY_SYNCS_PER_OPEN: u32 = 8;
+
+/// Number of a descriptor: one of the system, or one of a simulated disk.
+pub type RawFd = std::ffi::c_int;
 
 /// A file that was just opened.
 #[derive(Debug)]

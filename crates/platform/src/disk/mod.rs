@@ -21,9 +21,8 @@
 //! All types are `Send + Sync`. The caller must exclude overlapping writes.
 
 #[cfg(unix)]
-pub mod bounded;
+mod bounded;
 pub mod cached_reads;
-#[cfg(unix)]
 pub mod descriptors;
 pub mod exported;
 #[cfg(unix)]

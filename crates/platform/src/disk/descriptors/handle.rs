@@ -11,17 +11,22 @@
 //! store at once.
 
 use std::io;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use super::{Descriptors, FileIdentity, OpenedFd};
-use crate::disk::{OpenMode, cached_reads, real};
+use super::{Descriptors, FileIdentity, OpenedFd, RawFd};
+#[cfg(unix)]
+use crate::disk::real::close;
+use crate::disk::{OpenMode, cached_reads};
 use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Bit of a handle with a descriptor. The bits below count its pins.
 pub(super) const OPEN: u32 = 1 << 31;
 /// No descriptor.
 pub(super) const NONE: RawFd = -1;
+
+/// Files of Windows have no descriptors.
+#[cfg(windows)]
+fn close(_: RawFd) {}
 
 /// The cache that a handle belongs to.
 #[derive(Debug)]
@@ -221,7 +226,7 @@ impl FileHandle {
     fn close_unbounded(&self) {
         for fd in [&self.fd, &self.direct].map(|fd| fd.load(Ordering::Relaxed)) {
             if fd >= 0 {
-                real::close(fd);
+                close(fd);
             }
         }
     }
@@ -295,7 +300,7 @@ impl DescriptorPin<'_> {
             }
             (Err(others), mine) => {
                 if mine >= 0 {
-                    real::close(mine); // another thread stored its descriptor first
+                    close(mine); // another thread stored its descriptor first
                 }
                 (others >= 0).then_some(others)
             }

@@ -4,11 +4,10 @@
 //! does not explore weak memory orders.
 
 use std::io;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Backend, Descriptors, FileIdentity, OpenedFd, OwnedHandle};
+use super::{Backend, Descriptors, FileIdentity, OpenedFd, OwnedHandle, RawFd};
 use crate::disk::MIN_OPEN_FILES;
 use crate::disk::OpenMode;
 use crate::sync::atomic::{AtomicU64, Ordering};

@@ -330,9 +330,10 @@ impl RealFile {
     /// which pages are in memory. They could leave it before they are copied, which is rare.
     #[cold]
     fn read_cached(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let refused = |refusal: &io::Error| {
-            matches!(refusal.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::EINVAL))
-        };
+        // The last two: a system, an emulator or a sandbox without this call.
+        const REFUSALS: [i32; 5] = [libc::EAGAIN, libc::EOPNOTSUPP, libc::EINVAL, libc::ENOSYS, libc::EPERM];
+        let refused =
+            |refusal: &io::Error| refusal.raw_os_error().is_some_and(|code| REFUSALS.contains(&code));
         if let Some(pin) = self.handle.try_pin() {
             let read = read_whole(offset, buf, |bytes, at| system::read_cached(fd_of(&pin), bytes, at));
             match read {

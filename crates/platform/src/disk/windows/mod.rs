@@ -4,7 +4,7 @@
 //! are not mapped: Windows has no counterpart of the handler of SIGBUS, so a page that the device
 //! cannot read would end the process. Every read is a call.
 //!
-//! Experimental: checked by the compiler only. No test of the project runs on Windows.
+//! Experimental: tested under Wine, never on Windows.
 //!
 //! ## Differences to Unix
 //!
@@ -29,13 +29,15 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
-use windows_sys::Win32::Foundation::{GENERIC_WRITE, HANDLE};
+use windows_sys::Win32::Foundation::{
+    ERROR_CALL_NOT_IMPLEMENTED, ERROR_INVALID_FUNCTION, ERROR_NOT_SUPPORTED, GENERIC_WRITE, HANDLE,
+};
 use windows_sys::Win32::Storage::FileSystem::{
     BY_HANDLE_FILE_INFORMATION, FILE_ALLOCATION_INFO, FILE_FLAG_BACKUP_SEMANTICS, FileAllocationInfo,
     GetDiskFreeSpaceExW, GetFileInformationByHandle, SetFileInformationByHandle,
 };
 
-use super::{DirEntry, Disk, File, FileIdentity, LockMode, LockOutcome, OpenMode, cached_reads};
+use super::{DirEntry, Disk, File, FileIdentity, LockMode, LockOutcome, OpenMode, cached_reads, write_zeros};
 
 /// The file systems of the machine. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -221,10 +223,18 @@ impl File for WindowsFile {
                 bytes,
             )
         };
-        if answer == 0 {
-            return Err(io::Error::last_os_error());
+        if answer != 0 {
+            return self.file.set_len(len);
         }
-        self.file.set_len(len)
+        let error = io::Error::last_os_error();
+        let unsupported = [ERROR_CALL_NOT_IMPLEMENTED, ERROR_INVALID_FUNCTION, ERROR_NOT_SUPPORTED];
+        match error.raw_os_error() {
+            // Wine, and some file systems of other machines.
+            Some(code) if unsupported.map(u32::cast_signed).contains(&code) => {
+                write_zeros(self, self.len()?, len)
+            }
+            _ => Err(error),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {
