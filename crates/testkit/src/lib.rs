@@ -38,9 +38,11 @@ pub mod conversion;
 pub mod corruption;
 pub mod crash;
 pub mod crashable_disk;
+#[cfg(unix)]
 pub mod faults;
 pub mod fixture;
 pub mod fuzz;
+#[cfg(unix)]
 pub mod kill;
 pub mod limits;
 pub mod linearizability;

@@ -6,6 +6,8 @@
 use std::fmt;
 
 use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::disk::Disk;
+use sheaf_platform::disk::real::RealDisk;
 
 /// Limits of a harness run.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +138,8 @@ impl Stopwatch {
     }
 }
 
-/// Measures the CPU seconds of this thread, which other load on the machine does not increase.
+/// Measures the CPU seconds of this thread, which other load on the machine does not increase. On
+/// Windows they are 0.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadCpuTimer(f64);
 
@@ -154,11 +157,6 @@ impl ThreadCpuTimer {
     }
 
     fn now() -> f64 {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY:
-        // * The call writes one `timespec`, which outlives it.
-        let answer = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-        assert_eq!(answer, 0, "every Linux has this clock");
-        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+        RealDisk::default().cpu_time().map_or(0.0, |time| time.as_secs_f64())
     }
 }

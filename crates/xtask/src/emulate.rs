@@ -1,4 +1,4 @@
-//! # Emulation: tests on other processors, by qemu
+//! # Emulation: tests on other processors by qemu, and with the calls of Windows by Wine
 //!
 //! Programs are linked statically, so that they need no libraries of the other processor.
 
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::shell::{cargo, step, target};
 
-/// Processor on which tests run.
+/// Processor or system on which tests run.
 struct Machine {
     target: &'static str,
     linker: &'static str,
@@ -15,26 +15,45 @@ struct Machine {
     emulator: Option<&'static str>,
     /// Packages of Debian with the linker and the emulator.
     packages: &'static str,
+    /// Engines that run the suites.
+    engines: &'static [&'static str],
 }
 
-const MACHINES: [Machine; 3] = [
+/// Modules of the suites with tests of an engine.
+const ENGINES: [&str; 6] = ["flat", "flat_ordered", "flex", "cedrus", "kreon", "delsm"];
+/// Test with a deadline that an emulator may miss.
+const WITH_DEADLINE: &str = "commits_and_checkpoints_continue_during_verification";
+/// Program that runs programs of Windows.
+const WINE: &str = "wine";
+
+const MACHINES: [Machine; 4] = [
     Machine {
         target: "aarch64-unknown-linux-gnu",
         linker: "aarch64-linux-gnu-gcc",
         emulator: Some("qemu-aarch64"),
         packages: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
+        engines: &ENGINES,
     },
     Machine {
         target: "s390x-unknown-linux-gnu",
         linker: "s390x-linux-gnu-gcc",
         emulator: Some("qemu-s390x"),
         packages: "gcc-s390x-linux-gnu libc6-dev-s390x-cross qemu-user",
+        engines: &ENGINES,
     },
     Machine {
         target: "i686-unknown-linux-gnu",
         linker: "i686-linux-gnu-gcc",
         emulator: None,
         packages: "gcc-i686-linux-gnu libc6-dev-i386-cross",
+        engines: &ENGINES,
+    },
+    Machine {
+        target: "x86_64-pc-windows-gnu",
+        linker: "x86_64-w64-mingw32-gcc",
+        emulator: Some(WINE),
+        packages: "gcc-mingw-w64-x86-64 wine wine64",
+        engines: &["flat", "flex"],
     },
 ];
 
@@ -43,11 +62,17 @@ const CRATES: [&str; 2] = ["sheaf-log", "sheaf-engine"];
 
 /// Option that runs the suites of all engines too.
 const SUITES: &str = "--suites";
-/// Suites that run with this option. The others start programs, or have deadlines.
-const EMULATED_SUITES: [&str; 2] = ["conformance::", "model::"];
+/// Source of the library with which programs of Rust get random bytes. Wine 8 lacks it.
+const RANDOM_LIBRARY: &str = "\
+#include <windows.h>
+#include <ntsecapi.h>
+__declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE bytes, SIZE_T count) {
+    return RtlGenRandom(bytes, (ULONG)count);
+}
+";
 
 /// Runs the golden databases and the unit tests of the formats on the other processors, or on
-/// those in `words`. With `--suites` it also runs [`EMULATED_SUITES`].
+/// those in `words`. With `--suites` it also runs conformance and model of the engines.
 ///
 /// # Errors
 ///
@@ -65,13 +90,14 @@ pub(crate) fn emulate(words: &[String]) -> Result<(), String> {
         |machine: &&Machine| targets.is_empty() || targets.iter().any(|name| *name == machine.target);
     for machine in MACHINES.iter().filter(is_chosen) {
         machine.check_tools()?;
+        if machine.emulator == Some(WINE) {
+            machine.prepare_wine()?;
+        }
         step(machine.tests(&["-p", "sheaf-testkit", "--test", "golden"], "0"))?;
         let crates: Vec<&str> = CRATES.iter().flat_map(|name| ["-p", name]).collect();
         step(machine.tests(&[&crates[..], &["--lib"]].concat(), "0"))?;
         if has_suites {
-            let suites = ["-p", "sheaf-testkit", "--test", "suites", "--"];
-            // These tests take far longer than an optimized build.
-            step(machine.tests(&[&suites[..], &EMULATED_SUITES].concat(), "2"))?;
+            machine.suites()?;
         }
     }
     Ok(())
@@ -90,6 +116,35 @@ impl Machine {
         }
     }
 
+    /// Runs the suites, one process for each engine: qemu frees no memory of ended threads.
+    fn suites(&self) -> Result<(), String> {
+        for engine in self.engines {
+            let filter = format!("::{engine}::");
+            let suites = ["-p", "sheaf-testkit", "--features", "portable", "--test", "portable"];
+            let arguments = ["--", &filter, "--skip", WITH_DEADLINE];
+            // These tests take far longer than an optimized build.
+            step(self.tests(&[&suites[..], &arguments].concat(), "2"))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the system directory of an earlier run, because Wine repeats process ids and tests
+    /// name their directories by them. Builds [`RANDOM_LIBRARY`] where Wine finds it.
+    fn prepare_wine(&self) -> Result<(), String> {
+        let folder = target("emulate").join(WINE);
+        let source = folder.join("random.c");
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        }
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| std::fs::write(&source, RANDOM_LIBRARY))
+            .map_err(|error| format!("cannot write {}: {error}", source.display()))?;
+        let mut compiler = Command::new(self.linker);
+        compiler.args(["-shared", "-o"]).arg(folder.join("bcryptprimitives.dll"));
+        compiler.arg(&source).arg("-ladvapi32");
+        step(compiler)
+    }
+
     /// Returns the command that builds tests with this level of optimization, and runs them.
     fn tests(&self, selection: &[&str], opt_level: &str) -> Command {
         let mut command = cargo(&["test", "--locked", "--target", self.target]);
@@ -103,6 +158,10 @@ impl Machine {
             .env(variable("RUSTFLAGS"), "-C target-feature=+crt-static");
         if let Some(emulator) = self.emulator {
             command.env(variable("RUNNER"), emulator);
+        }
+        if self.emulator == Some(WINE) {
+            let wine = target("emulate").join(WINE);
+            command.env("WINEPATH", &wine).env("WINEPREFIX", wine.join("prefix")).env("WINEDEBUG", "-all");
         }
         command.env("CARGO_PROFILE_TEST_OPT_LEVEL", opt_level).env("CARGO_PROFILE_TEST_DEBUG", "0");
         command.env("CARGO_TARGET_DIR", target("emulate"));

@@ -40,8 +40,9 @@ cargo xtask bindings [--profile NAME] [--skip-leveldb] [--skip-header] [--update
 cargo xtask cross [--install] [TARGET ...]      clippy of the library and the command for other systems and processors;
                                                 --install lets rustup install missing targets
 cargo xtask emulate [--suites] [TARGET ...]     golden databases and unit tests of the formats on aarch64, s390x (big-endian)
-                                                and i686: takes qemu and cross compilers, and prints their packages;
-                                                --suites also runs conformance and model of all engines (hours)
+                                                and i686, and of Windows under Wine: takes qemu, Wine and cross compilers,
+                                                and prints their packages; --suites also runs conformance and model of all
+                                                engines (hours), under Wine of flat and flex
 cargo xtask prose [--update | --totals | --list PATH]
     the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
     smaller ones, --totals prints the counts of each crate, --list the violations of some files

@@ -318,7 +318,8 @@ macro_rules! conformance {
                 iterators_and_snapshots_say_closed_after_the_close
                 dropping_the_last_handle_closes_in_order
             }
-            $crate::promises! { $subject, REAL, closing:
+            #[cfg(unix)]
+            $crate::promises! { $subject, REAL, closing::forks:
                 a_forked_child_gets_closed_and_the_parent_goes_on
                 a_forked_child_frees_no_value_of_its_parent
                 a_forked_child_does_not_keep_a_closed_database_locked
