@@ -207,9 +207,12 @@ fn rerun(asked: &args::PaperRun) -> Result<Vec<RecordLine>> {
     let mut options = asked.options.clone();
     let mut jobs: Vec<WorkloadJob> = Vec::new();
     for paper in &asked.papers {
-        // Named stores run everything.
-        let subjects = if asked.only_stores { Vec::new() } else { paper.subjects(&options)? };
         for experiment in &paper.experiment {
+            let subjects = match experiment.name == paper.headline.name {
+                _ if asked.only_stores => Vec::new(), // named stores run everything
+                true => paper.headline_subjects(&paper.peers(&options))?,
+                false => paper.subjects(&options)?,
+            };
             add_jobs(&mut jobs, experiment.jobs(options.seconds, asked.scale)?, &subjects);
         }
     }
@@ -331,14 +334,19 @@ impl PaperSpec {
     /// Returns our engine, the variants in the build, and the peers of a run.
     fn subjects(&self, options: &RunOptions) -> Result<Vec<BenchSubject>> {
         let mut subjects = vec![BenchSubject::parse(&self.engine)?];
-        let extra = self.extra.iter().filter_map(|name| BenchSubject::by_name(name));
-        let peers = options.subjects.iter().copied().filter(|subject| subject.is_peer());
-        for subject in extra.filter(|subject| subject.is_built_in()).chain(peers) {
+        for subject in self.peers(options) {
             if !subjects.contains(&subject) {
                 subjects.push(subject);
             }
         }
         Ok(subjects)
+    }
+
+    /// Returns the variants and stores of the paper that are in the build, and the peers of a run.
+    fn peers(&self, options: &RunOptions) -> Vec<BenchSubject> {
+        let extra = self.extra.iter().filter_map(|name| BenchSubject::by_name(name));
+        let extra = extra.filter(|subject| subject.is_built_in());
+        extra.chain(options.subjects.iter().copied().filter(|subject| subject.is_peer())).collect()
     }
 
     /// Returns our engine and the stores that the headline names.
