@@ -48,7 +48,10 @@ pub fn estimates_of_small_ranges_are_counts(fixture: &Fixture) {
     let ks = fixture.keyspace(&db, "estimates");
     assert_eq!(ks.estimate_range::<&[u8]>(..).unwrap().pairs, 0);
     insert(&ks, &[0], 0);
-    expect_near(ks.estimate_range::<&[u8]>(..).unwrap(), 1, 0, VALUE_BYTES / 4 * 3);
+    let one = ks.estimate_range::<&[u8]>(..).unwrap();
+    // A record of the log has up to 64 bytes besides the value.
+    let size = VALUE_BYTES as u64;
+    assert!(one.pairs == 1 && (size / 4 * 3..size + 64).contains(&one.bytes), "{one:?}");
     insert(&ks, &(0..200).collect::<Vec<_>>(), 0);
     ks.remove(key(150)).unwrap();
     let all = ks.estimate_range::<&[u8]>(..).unwrap();
