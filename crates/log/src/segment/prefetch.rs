@@ -60,7 +60,7 @@ impl<'g> PrefetchedEntry<'g> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))] // files of Windows are not mapped
 mod tests {
     use std::sync::Arc;
 
