@@ -394,15 +394,18 @@ pub fn set_len_dirty(file: &dyn File, len: u64) -> io::Result<()> {
 /// Returns [`Error::Io`] or [`Error::NoSpace`] if a directory cannot be created, or if its parent
 /// cannot be synced.
 pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
-    match disk.create_dir(path) {
-        Ok(()) => {}
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+    // Another process may create it at the same time.
+    let create = || match disk.create_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    };
+    match create() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
             create_dirs(disk, parent.ok_or_else(|| Error::io(IoOp::Create, path, e))?)?;
-            disk.create_dir(path).during(IoOp::Create, path)?;
+            create().during(IoOp::Create, path)?;
         }
-        Err(e) => return Err(Error::io(IoOp::Create, path, e)),
+        done => done.during(IoOp::Create, path)?,
     }
     let mut above =
         path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });

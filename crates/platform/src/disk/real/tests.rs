@@ -440,3 +440,20 @@ fn measure_appends() {
         println!("resident {resident}: {each:?} per append");
     }
 }
+
+/// Regression: a process that lost the race for a parent directory reported that it exists.
+#[test]
+fn missing_parents_are_created_by_several_threads() {
+    let scratch = ScratchDir::new();
+    for round in 0..200 {
+        let path = scratch.path(&format!("{round}/b/c/d"));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| crate::disk::create_dirs(&RealDisk::default(), &path).unwrap());
+            }
+        });
+        assert!(path.is_dir());
+    }
+    crate::disk::create_dirs(&RealDisk::default(), &scratch.path("new/../0/other")).unwrap();
+    assert!(scratch.path("0/other").is_dir());
+}
