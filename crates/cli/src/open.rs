@@ -1,7 +1,8 @@
 //! # Places: open databases and keyspaces from arguments
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Duration;
 
 use sheaf::{Builder, Database, DatabaseOverview, Error, Keyspace, KeyspaceOptions, OpenOutcome};
 
@@ -55,38 +56,13 @@ impl DatabaseArgs {
     }
 
     /// Opens the database for writing; creates it if it does not exist.
-    pub(crate) fn open_or_create(&self, modes: &NewDatabaseModeArgs) -> Result<(Database, CreatedPlaces)> {
-        let created = CreatedPlaces::before_open(&self.database);
-        Ok((modes.apply(self.builder()).open(&self.database)?, created))
-    }
-}
-
-/// Directories and keyspace that a command created. It removes them if it fails before it has
-/// written a pair.
-#[derive(Debug)]
-pub(crate) struct CreatedPlaces {
-    /// Directories that did not exist before, the innermost one first.
-    dirs: Vec<PathBuf>,
-    keyspace: Option<String>,
-}
-
-impl CreatedPlaces {
-    /// Records which directories the creation of `database` will create.
-    pub(crate) fn before_open(database: &Path) -> CreatedPlaces {
-        let is_named = |dir: &&Path| !dir.as_os_str().is_empty();
-        let missing = database.ancestors().filter(is_named).take_while(|dir| !dir.exists());
-        CreatedPlaces { dirs: missing.map(Path::to_path_buf).collect(), keyspace: None }
+    pub(crate) fn open_or_create(&self, modes: &NewDatabaseModeArgs) -> Result<Database> {
+        Ok(modes.apply(self.builder()).open(&self.database)?)
     }
 
-    /// Closes `db` after a failure, which is reported. Removes the keyspace and the database if
-    /// this command created them.
-    pub(crate) fn remove(self, db: Database) {
-        if let Some(name) = &self.keyspace {
-            let _ = db.drop_keyspace(name);
-        }
-        if let Ok(true) = db.close_and_discard_new() {
-            self.dirs.iter().for_each(|dir| drop(std::fs::remove_dir(dir)));
-        }
+    /// Returns true if the directory has a slot of ROOT.
+    pub(crate) fn exists(&self) -> bool {
+        ["ROOT.0", "ROOT.1"].iter().any(|slot| self.database.join(slot).exists())
     }
 }
 
@@ -94,21 +70,29 @@ impl CreatedPlaces {
 pub(crate) struct WritableKeyspace {
     pub(crate) db: Database,
     pub(crate) keyspace: Keyspace,
-    pub(crate) created: CreatedPlaces,
+    /// True if this command created the keyspace.
+    pub(crate) is_new: bool,
 }
 
 impl WritableKeyspace {
-    /// Runs `write`, which makes one commit, and closes the database. If `write` fails, nothing
-    /// remains of a keyspace and of a database that this command created.
+    /// Runs `write`, which makes one commit, and closes the database. If `write` fails, drops the
+    /// keyspace if this command created it.
     pub(crate) fn write_once(self, write: impl FnOnce(&Keyspace) -> Result) -> Result {
-        match write(&self.keyspace) {
-            Ok(()) => Ok(self.db.close()?),
-            Err(failure) => {
-                self.created.remove(self.db);
-                Err(failure)
-            }
+        let result = write(&self.keyspace);
+        if result.is_err() && self.is_new {
+            let _ = self.db.drop_keyspace(&self.keyspace.name()); // the failure is reported
         }
+        let closed = self.db.close();
+        result?;
+        Ok(closed?)
     }
+}
+
+/// What is known of the first pair of a keyspace before the keyspace is created.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FirstPair<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) ttl: Option<Duration>,
 }
 
 impl NewDatabaseModeArgs {
@@ -131,7 +115,7 @@ impl CreateArgs {
         self.engine.as_deref().map_or(Ok(()), check_engine)
     }
 
-    fn keyspace_options(&self) -> KeyspaceOptions {
+    pub(crate) fn keyspace_options(&self) -> KeyspaceOptions {
         self.chosen.keyspace_options(self.engine.as_deref())
     }
 }
@@ -202,49 +186,35 @@ impl KeyspaceArgs {
         Ok((reached, keyspace))
     }
 
-    /// Opens the database and the keyspace for writing; creates them if they do not exist. If
-    /// `needs_expiry`, a new keyspace gets expiry.
+    /// Opens the database and the keyspace for writing; creates them if they do not exist, unless
+    /// `first`, the first pair, would be refused. With a time to live a new keyspace gets expiry.
     pub(crate) fn open_or_create(
         &self,
         creation: &CreateArgs,
-        needs_expiry: bool,
+        first: FirstPair<'_>,
     ) -> Result<WritableKeyspace> {
         creation.check()?;
-        let (db, mut created) = self.database_args.open_or_create(&creation.modes)?;
-        match self.open_or_create_in(&db, creation, needs_expiry) {
-            Ok((keyspace, is_new)) => {
-                created.keyspace = is_new.then(|| self.keyspace.clone());
-                Ok(WritableKeyspace { db, keyspace, created })
-            }
-            Err(failure) => {
-                created.remove(db);
-                Err(failure)
-            }
+        let options = |is_new| match creation.keyspace_options() {
+            options if is_new && first.ttl.is_some() => options.expiry(),
+            options => options,
+        };
+        if !self.database_args.exists() {
+            sheaf::check_new_keyspace(&self.keyspace, &options(true), first.ttl, first.key)?;
         }
-    }
-
-    /// Returns the keyspace, and whether it is new.
-    fn open_or_create_in(
-        &self,
-        db: &Database,
-        creation: &CreateArgs,
-        needs_expiry: bool,
-    ) -> Result<(Keyspace, bool)> {
+        let db = self.database_args.open_or_create(&creation.modes)?;
         let is_new = db.open_keyspace(&self.keyspace)?.is_none();
-        let options = creation.keyspace_options();
-        let options = if needs_expiry && is_new { options.expiry() } else { options };
-        Ok((db.keyspace(&self.keyspace, options)?, is_new))
+        let keyspace = db.keyspace(&self.keyspace, options(is_new))?;
+        Ok(WritableKeyspace { db, keyspace, is_new })
     }
 
     /// Opens the database and the keyspace for writing. Both must exist, and the keyspace must have
     /// the chosen options.
     pub(crate) fn open_existing_with(&self, creation: &CreateArgs) -> Result<WritableKeyspace> {
         creation.check()?;
-        let created = CreatedPlaces::before_open(&self.database_args.database);
         let db = self.database_args.open_existing()?;
         self.existing_keyspace(&db)?;
         let keyspace = db.keyspace(&self.keyspace, creation.keyspace_options())?;
-        Ok(WritableKeyspace { db, keyspace, created })
+        Ok(WritableKeyspace { db, keyspace, is_new: false })
     }
 
     fn existing_keyspace(&self, db: &Database) -> Result<Keyspace> {

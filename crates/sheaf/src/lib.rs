@@ -67,7 +67,8 @@ pub use commit_ticket::{CommitFuture, CommitTicket};
 #[doc(hidden)]
 pub use convert::RunningConversion;
 pub use database::{
-    Builder, DEFAULT_ENGINE, Database, OpenOutcome, disk_formats, engine_options, engines, keyspace_options,
+    Builder, DEFAULT_ENGINE, Database, OpenOutcome, check_new_keyspace, disk_formats, engine_options,
+    engines, keyspace_options,
 };
 pub use expiry::Expiry;
 pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};

@@ -70,13 +70,6 @@ impl OpenDatabase {
         self.store.close()
     }
 
-    /// Like [`OpenDatabase::close`]. Also removes the database if this opening created it and it
-    /// has no keyspace, and returns whether it did.
-    pub(crate) fn close_and_discard_new(&self) -> Result<bool> {
-        self.close_ipc();
-        self.store.close_and_discard_new()
-    }
-
     /// Ends the IPC server. A second caller waits for the first.
     fn close_ipc(&self) {
         if !self.fork.is_child() {

@@ -67,9 +67,11 @@ pub use commit::value_writer::{FinishedValue, PartialValue};
 pub use commit::wakers::WakerKey;
 pub use commit::{CommitConflict, CommitOutcome, CommitWrite, check_sizes};
 pub use directory::{IPC_SOCKET_NAMES, LOCK, LOCKED_FILES};
-pub use expiry::{EXPIRY_OPTION, Expires, ExpiryStats, KEYSPACE_OPTIONS, MAX_EXPIRY, ReadPoint, TTL_OPTION};
+pub use expiry::{
+    EXPIRY_OPTION, Expires, ExpiryStats, KEYSPACE_OPTIONS, MAX_EXPIRY, ReadPoint, TTL_OPTION, expiry_after,
+};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport, PresentPairs};
-pub use keyspace::catalog::KeyspaceInfo;
+pub use keyspace::catalog::{KeyspaceInfo, check_engine_options, check_keyspace_name};
 pub use keyspace::convert::{
     Conversion, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
 };

@@ -14,6 +14,7 @@ use sheaf_store::{GroupCommitMode, Stall, StoreOptions};
 
 use crate::MergeOperator;
 use crate::merge::MergeRegistry;
+use crate::{KeyspaceOptions, Result};
 
 #[cfg(doc)]
 use crate::{Batch, Database, DatabaseStats, Error};
@@ -30,6 +31,32 @@ pub const DEFAULT_ENGINE: &str = "flex";
 #[must_use]
 pub fn engines() -> Vec<&'static str> {
     Builder::default().engines.iter().map(|engine| engine.name()).collect()
+}
+
+/// Checks the name, the engine and the options of a new keyspace, and the time to live and the key of its
+/// first pair, without a database. For the command, which creates no database for a pair that would
+/// be refused. Knows the built-in operators only.
+///
+/// # Errors
+///
+/// Returns the errors of [`Database::keyspace`](crate::Database::keyspace) and
+/// [`Keyspace::insert_with_ttl`](crate::Keyspace::insert_with_ttl) for such arguments.
+#[doc(hidden)]
+pub fn check_new_keyspace(
+    name: &str,
+    options: &KeyspaceOptions,
+    ttl: Option<Duration>,
+    key: &[u8],
+) -> Result<()> {
+    sheaf_store::check_keyspace_name(name)?;
+    MergeRegistry::default().check_known(options.options.merge_operator())?;
+    let (choice, built_in) = (options.selection(), Builder::default().engines);
+    let engine = choice.engine.unwrap_or(DEFAULT_ENGINE);
+    if let Some(factory) = built_in.iter().find(|factory| factory.name() == engine) {
+        sheaf_store::check_engine_options(&**factory, choice.options)?;
+    }
+    ttl.map_or(Ok(()), |ttl| sheaf_store::expiry_after(ttl, SystemClock.unix_millis()).map(drop))?;
+    sheaf_store::check_sizes(key, 0)
 }
 
 /// Returns the versions of the disk format that this build reads and writes. A database of another

@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 use sheaf_store::KeyspaceInfo;
 
-pub use self::builder::{Builder, DEFAULT_ENGINE, disk_formats, engine_options, engines, keyspace_options};
+pub use self::builder::{
+    Builder, DEFAULT_ENGINE, check_new_keyspace, disk_formats, engine_options, engines, keyspace_options,
+};
 pub use self::open::OpenOutcome;
 #[cfg(doc)]
 use crate::Error;
@@ -319,18 +321,5 @@ impl Database {
     /// [`Error::Poisoned`]. The database is closed in any case; the next opening recovers it.
     pub fn close(self) -> Result<()> {
         self.store.close()
-    }
-
-    /// Closes the database like [`Database::close`]. If this opening created it and it has no
-    /// keyspace, removes its files; the directory stays. Returns whether it removed them. For the
-    /// command, which leaves nothing behind if it fails.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`Database::close`], and [`Error::Locked`](crate::Error::Locked) and
-    /// [`Error::Io`](crate::Error::Io) if the files cannot be removed.
-    #[doc(hidden)]
-    pub fn close_and_discard_new(self) -> Result<bool> {
-        self.store.close_and_discard_new()
     }
 }

@@ -320,15 +320,28 @@ impl KeyspaceExpiry {
             Expires::At(time) => return check_time(time, || format!("time {} ms", time.0)).map(Some),
             Expires::Default if self.default_ttl_ms == 0 => return Ok(None),
             Expires::Default => self.default_ttl_ms,
-            Expires::After(Duration::ZERO) => {
-                let reason = "a time to live of zero; remove the key instead".to_owned();
-                return Err(Error::InvalidArgument { argument: "ttl", reason });
-            }
-            Expires::After(ttl) => u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX),
+            Expires::After(ttl) => return expiry_after(ttl, self.clock.unix_millis()).map(Some),
         };
-        let time = UnixMillis(self.clock.unix_millis().0.saturating_add(ttl_ms));
-        check_time(time, || format!("time to live of {ttl_ms} ms")).map(Some)
+        end_of_ttl(ttl_ms, self.clock.unix_millis()).map(Some)
     }
+}
+
+/// Returns the expiry time of a value that is written at `now` with this time to live.
+///
+/// # Errors
+///
+/// Returns [`Error::InvalidArgument`] if the time to live is zero or ends after [`MAX_EXPIRY`].
+pub fn expiry_after(ttl: Duration, now: UnixMillis) -> Result<UnixMillis> {
+    if ttl.is_zero() {
+        let reason = "a time to live of zero; remove the key instead".to_owned();
+        return Err(Error::InvalidArgument { argument: "ttl", reason });
+    }
+    end_of_ttl(u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX), now)
+}
+
+fn end_of_ttl(ttl_ms: u64, now: UnixMillis) -> Result<UnixMillis> {
+    let time = UnixMillis(now.0.saturating_add(ttl_ms));
+    check_time(time, || format!("time to live of {ttl_ms} ms"))
 }
 
 /// Returns `time` if a pair may expire then.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::expiry::header::{self, HEADER_BYTES};
 use crate::expiry::{Expires, check_same_expiry, commit::no_expiry_error};
-use crate::keyspace::catalog::{CatalogCause, check_name, check_operator};
+use crate::keyspace::catalog::{CatalogCause, check_keyspace_name, check_operator};
 use crate::keyspace::copy::LoadedPairs;
 use crate::keyspace::ingest::IngestWriter;
 use crate::keyspace::unpublished::CommitBlock;
@@ -77,7 +77,7 @@ impl Store {
         present: PresentPairs,
     ) -> Result<BulkLoad> {
         self.check_writable()?;
-        check_name(name)?;
+        check_keyspace_name(name)?;
         let before = self.find_keyspace(name)?;
         self.check_present(before.as_deref(), choice, present)?;
         let (engine, options) = choice.resolve(before.as_deref(), default);

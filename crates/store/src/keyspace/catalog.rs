@@ -300,6 +300,18 @@ pub(crate) fn check_operator(keyspace: &KeyspaceState, requested: Option<&str>) 
     Err(Error::EngineMismatch { name, found, requested })
 }
 
+/// Checks the options of a new keyspace of the engine.
+///
+/// # Errors
+///
+/// Returns [`Error::InvalidArgument`] for an unknown option, for a value or a combination that is
+/// not allowed, and for a codec that this build lacks.
+pub fn check_engine_options(factory: &dyn EngineFactory, options: &EngineOptions) -> Result<()> {
+    options.check(factory.name(), &with_keyspace_options(factory.options()))?;
+    check_combination(options)?;
+    check_codec(options)
+}
+
 /// Checks that this build has the codec of `options`. A keyspace that exists opens without it.
 fn check_codec(options: &EngineOptions) -> Result<()> {
     let codec = u8::try_from(options.value(&COMPRESSION)).ok().and_then(|id| Codec::from_id(id).ok());
@@ -314,7 +326,11 @@ fn check_codec(options: &EngineOptions) -> Result<()> {
 }
 
 /// Checks the name of a keyspace that a user chose.
-pub(crate) fn check_name(name: &str) -> Result<()> {
+///
+/// # Errors
+///
+/// Returns [`Error::InvalidArgument`] if the name is empty, too long or reserved.
+pub fn check_keyspace_name(name: &str) -> Result<()> {
     if is_hidden_name(name) {
         let why = "names that begin with \"\\0expiry:\" are reserved".to_owned();
         return Err(Error::InvalidArgument { argument: "keyspace name", reason: why });
@@ -351,7 +367,7 @@ impl Store {
             return Ok(keyspace);
         }
         self.check_writable()?;
-        check_name(name)?;
+        check_keyspace_name(name)?;
         let _changing = self.catalog.lock_changes();
         if let Some(keyspace) = self.existing_with_choice(name, choice)? {
             return Ok(keyspace);
@@ -373,7 +389,7 @@ impl Store {
     ) -> Result<Arc<KeyspaceState>> {
         self.check_open()?;
         self.check_writable()?;
-        check_name(name)?;
+        check_keyspace_name(name)?;
         let _changing = self.catalog.lock_changes();
         match self.catalog.map().get(name) {
             Some(_) => Err(Error::KeyspaceExists { name: name.to_owned() }),
@@ -432,9 +448,7 @@ impl Store {
             let why = format!("there is no engine {engine:?}; the engines are {}", known.join(", "));
             return Err(Error::InvalidArgument { argument: "engine", reason: why });
         };
-        options.check(engine, &with_keyspace_options(factory.options()))?;
-        check_combination(options)?;
-        check_codec(options)?;
+        check_engine_options(&**factory, options)?;
         Ok(factory)
     }
 

@@ -6,7 +6,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::catalog::{CatalogCause, catalog_record, check_name, entry_of};
+use super::catalog::{CatalogCause, catalog_record, check_keyspace_name, entry_of};
 use crate::expiry::index::{index_name, is_hidden_name};
 use crate::{KeyspaceState, Store};
 use sheaf_log::record::{Record, RecordContent};
@@ -23,7 +23,7 @@ impl Store {
     /// of [`Store::rename_keyspace`].
     pub fn rename_keyspace_by_name(&self, name: &str, to: &str) -> Result<()> {
         self.check_writable()?;
-        check_name(to)?;
+        check_keyspace_name(to)?;
         let _changing = self.catalog.lock_changes();
         let found = self.catalog.map().get(name).filter(|_| !is_hidden_name(name)).cloned();
         match found {
@@ -43,7 +43,7 @@ impl Store {
     /// commit.
     pub fn rename_keyspace(&self, keyspace: &KeyspaceState, to: &str) -> Result<()> {
         self.check_writable()?;
-        check_name(to)?;
+        check_keyspace_name(to)?;
         let _changing = self.catalog.lock_changes();
         if keyspace.is_dropped() {
             return Err(Error::KeyspaceNotFound { name: keyspace.name().to_string() });

@@ -29,7 +29,7 @@
 use std::sync::Arc;
 
 use crate::expiry::index::{IndexPlan, is_hidden_name};
-use crate::keyspace::catalog::{CatalogCause, check_name};
+use crate::keyspace::catalog::{CatalogCause, check_keyspace_name};
 use crate::{KeyspaceState, Store};
 use sheaf_log::options::EngineOptions;
 use sheaf_platform::error::Result;
@@ -53,7 +53,7 @@ impl Store {
     ) -> Result<UnpublishedKeyspace> {
         self.check_writable()?;
         if !is_hidden_name(name) {
-            check_name(name)?; // others come from the store
+            check_keyspace_name(name)?; // others come from the store
         }
         let keyspace = Arc::new(self.new_keyspace_state(name, engine, options)?);
         let mut m = self.root.maintenance.lock();

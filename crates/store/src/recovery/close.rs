@@ -55,8 +55,6 @@ enum DirContent {
 #[derive(Debug, Default)]
 pub(crate) struct Lifecycle {
     pub(crate) opening: OpeningStats,
-    /// True if this opening created the database.
-    pub(crate) is_new: bool,
     /// Seqs that were never assigned, or that a crash lost, before this opening.
     pub(crate) lost_seqs: Range<Seq>,
     /// Serializes calls of `close`.
@@ -100,7 +98,6 @@ impl Store {
         }
         let mut lock = take_lock(&*disk, path, options.read_only)?;
         let slots = RootSlots::new(Arc::clone(&disk), path);
-        let mut is_new = false;
         let root = match slots.read()? {
             Some(root) => root,
             None if options.read_only || !options.create => {
@@ -109,13 +106,11 @@ impl Store {
             None => {
                 let root = create_database(&*disk, path, &slots)?;
                 lock.lock_new_slots(&*disk, path)?;
-                is_new = true;
                 root
             }
         };
         let mut store = Store::new_unopened(path, options, disk, clock, factories, &root);
         *store.lifecycle.file_lock.get_mut() = Some(lock);
-        store.lifecycle.is_new = is_new;
         let (frames_scanned, records_replayed, bytes_cut) = store.recover(&root).inspect_err(|_| {
             // A partly recovered store must not be closed cleanly when it is dropped.
             store.health.mark_closed();
@@ -382,7 +377,7 @@ fn existing_permissions(disk: &dyn Disk, path: &Path) -> Option<Permissions> {
 }
 
 /// Takes the lock: shared for a reader, exclusive for a writer.
-pub(crate) fn take_lock(disk: &dyn Disk, path: &Path, is_reader: bool) -> Result<DirLock> {
+fn take_lock(disk: &dyn Disk, path: &Path, is_reader: bool) -> Result<DirLock> {
     let (lock, share) = (path.join(LOCK), if is_reader { LockMode::Shared } else { LockMode::Exclusive });
     match disk.lock(&lock, share) {
         Ok(LockOutcome::Acquired(lock)) => DirLock::with_slots(disk, path, share, Some(lock)),

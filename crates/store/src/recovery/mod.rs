@@ -2,7 +2,6 @@
 
 pub(crate) mod close;
 pub(crate) mod damaged_ranges;
-mod discard;
 mod journal_replay;
 pub(crate) mod recover;
 pub(crate) mod replay;

@@ -14,15 +14,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{
-    Batch, BulkLoadOptions, BulkLoader, Database, Durability, Error, Expiry, IoOp, Keyspace, ValueWriter,
-};
+use sheaf::{Batch, BulkLoadOptions, Database, Durability, Error, Expiry, IoOp, Keyspace, ValueWriter};
 
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
 use crate::dump_reader::{DumpReader, InputPair, LineError};
 use crate::failure::{Failure, Result};
 use crate::interrupt::{Interrupt, InterruptibleFile};
-use crate::open::{CreatedPlaces, WritableKeyspace};
+use crate::open::{FirstPair, WritableKeyspace};
 use crate::output::{Stopwatch, byte_bar, device_bytes_written, print_message, spinner, stdout, time};
 use crate::streams;
 use crate::text_format::many;
@@ -82,22 +80,20 @@ pub(crate) fn run(args: &LoadArgs) -> Result {
     let first = lines
         .next()
         .map_err(|wrong| line_failure(args, &interrupt, lines.number(), wrong, left.to_owned()))?;
-    let (db, sink, created) = sink(args)?;
+    let is_new = !args.target.database_args.exists();
+    let (db, sink, is_new_keyspace) = sink(args)?;
     let watch = Stopwatch::start();
-    let mut loader = PairLoader { args, interrupt: &interrupt, sink, loaded: 0, bytes: 0 };
+    let mut loader = PairLoader { args, interrupt: &interrupt, is_new, sink, loaded: 0, bytes: 0 };
     let result = loader.load_all(first, &mut lines).and_then(|()| loader.end(&lines));
     bar.finish_and_clear();
     let (loaded, bytes) = (loader.loaded, loader.bytes);
     drop(loader);
-    match result {
-        Ok(()) => db.close()?,
-        Err(failure) => {
-            if loaded == 0 {
-                created.remove(db);
-            }
-            return Err(failure);
-        }
+    if result.is_err() && loaded == 0 && is_new_keyspace {
+        let _ = db.drop_keyspace(&args.target.keyspace); // the failure is reported
     }
+    let closed = db.close();
+    result?;
+    closed?;
     let took = watch.elapsed();
     if args.json {
         let mut out = stdout();
@@ -115,10 +111,12 @@ pub(crate) fn run(args: &LoadArgs) -> Result {
     Ok(())
 }
 
-/// Opens the database. Returns it with the sink for the pairs, and what the load created.
-fn sink(args: &LoadArgs) -> Result<(Database, PairSink, CreatedPlaces)> {
+/// Opens the database. Returns it with the sink for the pairs, and whether it has a new, empty
+/// keyspace for them.
+fn sink(args: &LoadArgs) -> Result<(Database, PairSink, bool)> {
     if !args.sorted {
-        let WritableKeyspace { db, keyspace, created } = args.target.open_or_create(&args.creation, false)?;
+        let WritableKeyspace { db, keyspace, is_new } =
+            args.target.open_or_create(&args.creation, FirstPair::default())?;
         let batches = BatchSink {
             db: db.clone(),
             keyspace,
@@ -126,19 +124,13 @@ fn sink(args: &LoadArgs) -> Result<(Database, PairSink, CreatedPlaces)> {
             batch: db.batch(),
             bytes: 0,
         };
-        return Ok((db, PairSink::Batches(batches), created));
+        return Ok((db, PairSink::Batches(batches), is_new));
     }
-    let (db, created) = args.target.database_args.open_or_create(&args.creation.modes)?;
-    match bulk_loader(args, &db) {
-        Ok(loader) => Ok((db, PairSink::Sorted(Some(Box::new(loader))), created)),
-        Err(failure) => {
-            created.remove(db);
-            Err(failure)
-        }
+    if !args.target.database_args.exists() {
+        let name = &args.target.keyspace;
+        sheaf::check_new_keyspace(name, &args.creation.keyspace_options(), None, &[])?;
     }
-}
-
-fn bulk_loader(args: &LoadArgs, db: &Database) -> Result<BulkLoader> {
+    let db = args.target.database_args.open_or_create(&args.creation.modes)?;
     let options = match args.keep {
         true => BulkLoadOptions::default().keep(true),
         false => BulkLoadOptions::default().replace(args.replace),
@@ -149,14 +141,15 @@ fn bulk_loader(args: &LoadArgs, db: &Database) -> Result<BulkLoader> {
     };
     let chosen = args.creation.chosen.all();
     let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
-    db.bulk_load(&args.target.keyspace, options).map_err(|error| match error {
+    let loader = db.bulk_load(&args.target.keyspace, options).map_err(|error| match error {
         Error::InvalidArgument { argument: "keyspace", .. } => {
             let name = &args.target.keyspace;
             let remedy = "--replace replaces its content; --keep, and a load without --sorted, add to it";
             Failure::Refused(format!("keyspace {name:?} is not empty: {remedy}"))
         }
         other => other.into(),
-    })
+    })?;
+    Ok((db, PairSink::Sorted(Some(Box::new(loader))), false))
 }
 
 impl LoadArgs {
@@ -182,7 +175,7 @@ fn open(path: &Path) -> Result<(File, ProgressBar)> {
 enum PairSink {
     Batches(BatchSink),
     /// All at once, in the order of keys; `None` once it has ended.
-    Sorted(Option<Box<BulkLoader>>),
+    Sorted(Option<Box<sheaf::BulkLoader>>),
 }
 
 /// Batches of pairs, one commit each.
@@ -267,6 +260,8 @@ fn line_failure(
 struct PairLoader<'a> {
     args: &'a LoadArgs,
     interrupt: &'a Interrupt,
+    /// The database was created by this load.
+    is_new: bool,
     sink: PairSink,
     /// Pairs committed.
     loaded: u64,
@@ -391,6 +386,10 @@ impl PairLoader<'_> {
     fn describe_loaded(&self) -> String {
         match self.sink {
             PairSink::Batches(_) if self.loaded > 0 => format!("loaded: {}", many(self.loaded, "pair")),
+            _ if self.is_new => {
+                let database = self.args.target.database_args.database.display();
+                format!("nothing was loaded, and the new database {database} has no pairs")
+            }
             PairSink::Sorted(_) if self.args.replace => "nothing was replaced".to_owned(),
             _ => "nothing was loaded".to_owned(),
         }

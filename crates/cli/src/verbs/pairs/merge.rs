@@ -8,7 +8,7 @@ use sheaf::{Durability, Error, Keyspace};
 use super::integers;
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
-use crate::open::{WritableKeyspace, decode_argument};
+use crate::open::{FirstPair, WritableKeyspace, decode_argument};
 
 /// Arguments of `merge`.
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Merge) -> Result {
     if args.integer || (asked == Some("add") && !args.hex) {
         integers::parse(&args.operand)?; // before the keyspace is created
     }
-    open(args, asked)?.write_once(|keyspace| {
+    open(args, asked, &key)?.write_once(|keyspace| {
         check_has_operator(args, keyspace)?;
         let operand = match args.integer || (integers::is_added(keyspace) && !args.hex) {
             true => integers::encode(keyspace, integers::parse(&args.operand)?),
@@ -70,9 +70,9 @@ fn check_has_operator(args: &Merge, keyspace: &Keyspace) -> Result {
 
 /// Opens the database and the keyspace. Creates them only if the arguments name an operator: a
 /// keyspace without one cannot merge.
-fn open(args: &Merge, asked: Option<&str>) -> Result<WritableKeyspace> {
+fn open(args: &Merge, asked: Option<&str>, key: &[u8]) -> Result<WritableKeyspace> {
     if asked.is_some() {
-        return args.target.open_or_create(&args.creation, false);
+        return args.target.open_or_create(&args.creation, FirstPair { key, ttl: None });
     }
     args.target.open_existing_with(&args.creation).map_err(|failure| match failure {
         Failure::Database(Error::DatabaseNotFound { .. } | Error::KeyspaceNotFound { .. }) => {

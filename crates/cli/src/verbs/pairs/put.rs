@@ -9,7 +9,7 @@ use sheaf::{Durability, Keyspace};
 
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
-use crate::open::decode_argument;
+use crate::open::{FirstPair, decode_argument};
 use crate::streams::input;
 use crate::text_format;
 
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Put) -> Result {
         }
         _ => (decode_argument(&args.value, args.hex)?, Box::new(io::empty())),
     };
-    let target = args.target.open_or_create(&args.creation, args.ttl.is_some())?;
+    let target = args.target.open_or_create(&args.creation, FirstPair { key: &key, ttl: args.ttl })?;
     target.write_once(|keyspace| write(args, keyspace, key, &first, &mut *rest))
 }
 

@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{DatabaseArgs, NewDatabaseModeArgs};
 use crate::failure::{Failure, Result};
-use crate::open::{CreatedPlaces, read_token};
+use crate::open::read_token;
 use crate::output::{CAUTION, HINT, print_message, stdout};
 use crate::text_format::many;
 
@@ -130,7 +130,6 @@ pub(crate) fn run(args: &Serve) -> Result {
     check_token(args, token.as_deref())?;
     let refused = |error: std::io::Error| Failure::Refused(error.to_string());
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(refused)?;
-    let created = CreatedPlaces::before_open(&args.database_args.database);
     let db = args.open()?;
     let mut limits = ServerLimits::default();
     limits.workers = args.workers.unwrap_or(limits.workers);
@@ -143,13 +142,7 @@ pub(crate) fn run(args: &Serve) -> Result {
     if let Some(token) = &token {
         builder = builder.token(token);
     }
-    let server = match builder.start(&db) {
-        Ok(server) => server,
-        Err(error) => {
-            created.remove(db);
-            return Err(refused(error));
-        }
-    };
+    let server = builder.start(&db).map_err(refused)?;
     let mut out = stdout();
     for address in server.addresses() {
         writeln!(out, "serving {} at {address}", args.database_args.database.display())?;
