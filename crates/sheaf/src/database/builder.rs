@@ -33,9 +33,9 @@ pub fn engines() -> Vec<&'static str> {
     Builder::default().engines.iter().map(|engine| engine.name()).collect()
 }
 
-/// Checks the name, the engine and the options of a new keyspace, and the time to live and the key of its
-/// first pair, without a database. For the command, which creates no database for a pair that would
-/// be refused. Knows the built-in operators only.
+/// Checks the name, the engine and the options of a new keyspace, and the time to live and the key
+/// of its first pair, without a database. For the command, which creates no database for a pair
+/// that would be refused. Knows the built-in operators only.
 ///
 /// # Errors
 ///
