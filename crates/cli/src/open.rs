@@ -88,7 +88,7 @@ impl WritableKeyspace {
     }
 }
 
-/// What is known of the first pair of a keyspace before the keyspace is created.
+/// The part of a first pair that is known before its keyspace is created.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FirstPair<'a> {
     pub(crate) key: &'a [u8],

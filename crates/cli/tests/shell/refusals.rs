@@ -1,5 +1,6 @@
-//! # Refusals: a command that fails before its first commit leaves no keyspace, and creates no database
-//! if the refusal is known before
+//! # Refusals: a command that fails before its first commit
+//!
+//! It leaves no new keyspace. It creates no database if its arguments show the refusal.
 
 use crate::support::Sandbox;
 
