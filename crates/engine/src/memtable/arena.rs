@@ -116,8 +116,10 @@ fn chunk_of(number: u64) -> usize {
     (number.ilog2() - FIRST.ilog2()) as usize
 }
 
+/// Returns the bytes of a chunk. The last chunks do not fit into the address space of a 32-bit
+/// process: it has no memory for the one before them.
 fn size_of_chunk(chunk: usize) -> usize {
-    (usize::try_from(FIRST).unwrap_or(0) << chunk) * UNIT
+    (usize::try_from(FIRST).unwrap_or(0) << chunk).saturating_mul(UNIT)
 }
 
 /// Returns the first position from `at` on where `units` units fit into one chunk, at a cache line
