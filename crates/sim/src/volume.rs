@@ -392,7 +392,7 @@ impl VolumeState {
     /// Writes the part that fits. Fails if a part does not fit.
     pub(super) fn write(&mut self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset.checked_add(bytes.len() as u64).ok_or(io::ErrorKind::FileTooLarge)?;
-        let room = super::content::index(self.capacity.saturating_sub(self.used));
+        let room = usize::try_from(self.capacity.saturating_sub(self.used)).unwrap_or(usize::MAX);
         let first_unfit = self.file(ino).cache().holes(offset..end).nth(room);
         let fitting = match first_unfit {
             Some(block) => &bytes[..super::content::index((block * BLOCK).saturating_sub(offset))],

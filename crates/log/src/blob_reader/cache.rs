@@ -91,7 +91,7 @@ impl BlobCache {
     }
 
     fn shard(&self, id: u64) -> &Mutex<BlobCacheShard> {
-        &self.shards[usize::try_from(spread(id)).unwrap_or(0) % SHARDS]
+        &self.shards[usize::try_from(spread(id) % SHARDS as u64).unwrap_or(0)]
     }
 
     /// Returns the value if it is cached.
@@ -136,8 +136,8 @@ impl BlobCache {
     /// Returns true if the value was read recently. Records this read.
     fn is_second_read(&self, id: u64, cost: u64) -> bool {
         let hash = spread(id);
-        let room = usize::try_from(self.limit * SHARDS as u64 / cost).unwrap_or(usize::MAX);
-        let place = usize::try_from(hash >> 4).unwrap_or(0) % room.clamp(1, self.read_once.len());
+        let room = (self.limit * SHARDS as u64 / cost).clamp(1, self.read_once.len() as u64);
+        let place = usize::try_from((hash >> 4) % room).unwrap_or(0);
         let tag = u32::try_from(id & 0x7fff_ffff).unwrap_or(0) + 1;
         self.read_once[place].swap(tag, Ordering::Relaxed) == tag
     }
