@@ -66,6 +66,10 @@ fn a_killed_repair_of_a_backup_names_both_directories_that_it_left() {
     }
     let ran = sandbox.run(&["repair", "monday", "new"]).exits(4).mentions("new is not a Sheaf database");
     ran.mentions("remove it, remove ").mentions("new.salvaged, and run the command again");
+    // As after a kill before the mark of the copy was written.
+    std::fs::remove_file(sandbox.path("new.salvaged/UNFINISHED")).expect("it exists");
+    sandbox.run(&["repair", "monday", "new"]).exits(4).mentions("new.salvaged, and run the command again");
+    sandbox.write("new.salvaged/UNFINISHED", "");
     std::fs::remove_dir_all(sandbox.path("new")).expect("it exists");
     sandbox.run(&["repair", "monday", "new"]).exits(4).mentions("new.salvaged is not a Sheaf database");
     std::fs::remove_dir_all(sandbox.path("new.salvaged")).expect("it exists");

@@ -62,7 +62,7 @@ use sheaf_engine::contract::EngineFactory;
 use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::{LogId, Seq};
 use sheaf_platform::clock::Clock;
-use sheaf_platform::disk::{Disk, LockMode, LockOutcome, Permissions};
+use sheaf_platform::disk::{DirEntry, Disk, LockMode, LockOutcome, Permissions};
 use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 
 /// Copies the intact pairs of the database or backup in `from` into a new database in `to`, which
@@ -151,7 +151,12 @@ fn copy_path(to: &Path) -> PathBuf {
 
 /// Adds the copy of a backup to the error for a target of a repair that was killed.
 fn name_left_copy(disk: &dyn Disk, error: Error, copy: &Path) -> Error {
-    let is_left = || disk.list(copy).is_ok_and(|entries| check_finished(disk, copy, &entries).is_err());
+    // A repair that was killed early has left it without the mark of unfinished copies.
+    let is_unmarked = |entries: &[DirEntry]| entries.iter().all(|entry| entry.name == LOCK);
+    let is_left = || {
+        disk.list(copy)
+            .is_ok_and(|entries| is_unmarked(&entries) || check_finished(disk, copy, &entries).is_err())
+    };
     match error {
         Error::NotADatabase { path, .. } if is_left() => {
             let reason = format!(
