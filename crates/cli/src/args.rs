@@ -140,7 +140,8 @@ Example:
     /// Print the seconds for which a key still exists, or `never`
     #[command(after_long_help = "\
 Pairs can expire in a keyspace that was created with expiry, by `put --ttl` or `--option
-expiry=on`; in another one the answer is `never`. Exit code 1 if the key does not exist or has expired.
+expiry=on`; in another one the answer is `never`. Exit code 1 if the key does not exist or has
+expired.
 
 Examples:
   sheaf ttl my.db --keyspace sessions ada         599.213

@@ -198,13 +198,20 @@ impl KeyspaceArgs {
             options if is_new && first.ttl.is_some() => options.expiry(),
             options => options,
         };
-        if !self.database_args.exists() {
-            sheaf::check_new_keyspace(&self.keyspace, &options(true), first.ttl, first.key)?;
-        }
+        self.check_new(&options(true), first)?;
         let db = self.database_args.open_or_create(&creation.modes)?;
         let is_new = db.open_keyspace(&self.keyspace)?.is_none();
         let keyspace = db.keyspace(&self.keyspace, options(is_new))?;
         Ok(WritableKeyspace { db, keyspace, is_new })
+    }
+
+    /// Fails if there is no database yet, and a keyspace with these options or its first pair would
+    /// be refused.
+    pub(crate) fn check_new(&self, options: &KeyspaceOptions, first: FirstPair<'_>) -> Result {
+        match self.database_args.exists() {
+            true => Ok(()),
+            false => Ok(sheaf::check_new_keyspace(&self.keyspace, options, first.ttl, first.key)?),
+        }
     }
 
     /// Opens the database and the keyspace for writing. Both must exist, and the keyspace must have

@@ -1,6 +1,7 @@
 //! # Refusals: a command that fails before its first commit
 //!
-//! It leaves no new keyspace. It creates no database if its arguments show the refusal.
+//! Such a command leaves no new keyspace. If its arguments show the refusal, it creates no
+//! database.
 
 use crate::support::Sandbox;
 

@@ -126,10 +126,7 @@ fn sink(args: &LoadArgs) -> Result<(Database, PairSink, bool)> {
         };
         return Ok((db, PairSink::Batches(batches), is_new));
     }
-    if !args.target.database_args.exists() {
-        let name = &args.target.keyspace;
-        sheaf::check_new_keyspace(name, &args.creation.keyspace_options(), None, &[])?;
-    }
+    args.target.check_new(&args.creation.keyspace_options(), FirstPair::default())?;
     let db = args.target.database_args.open_or_create(&args.creation.modes)?;
     let options = match args.keep {
         true => BulkLoadOptions::default().keep(true),
